@@ -301,7 +301,7 @@ def results_page(folder):
         'The numbers of recorded runs: means over runs with different seeds, with the lowest and the highest, in '
         'percent. Each row is a method, what was changed in its recipe, and the number of seeds. *Chance* is the '
         'score of guessing. The lines that this page is made of are kept in `data/results`; [the page on data]'
-        '(project/data.md) says where they come from, [the start page](index.ipynb#the-results-in-full) what they '
+        '(project/data.md) says where they come from, [the results](tutorials/results.ipynb) what they '
         'mean.',
         '',
     ]

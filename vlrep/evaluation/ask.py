@@ -20,13 +20,11 @@ from ..datasets.world.dataset import world
 from .base import EvaluationContext
 from .captioning import caption_scores
 from .grounding import grounding_table, localizer
-from .held_out import open_held_out
+from .held_out import backbones_to_probe, open_held_out
 from .knn import knn_probe
 from .softmax_probe import MCT_PROBE, MOCO_PROBE, VIRTEX2_PROBE, VIRTEX_PROBE, softmax_probe
 from .transfer import world_table
 from .voc07 import voc07
-from ..models.features import bn_statistics
-from ..models.named import initial_backbone
 
 # %% ../../nbs/evaluation/70_ask.ipynb #30de29bd
 def ask_captions(
@@ -35,17 +33,15 @@ def ask_captions(
     how: str = 'greedy',  # greedy, beam or nucleus
     split: str = 'auto',  # Where the data comes with several splits
 ) -> list:  # Rows
-    "Similarity of the captions to human references"
-    m = context.model
-    info = context.info
+    "Compare the captions with human references"
     dataset = open_held_out(context, data, split)
     at = itertools.count()
 
     def write(images):
         ids = dict(ids=torch.tensor([next(at) for _ in images])) if how == 'nucleus' else {}
-        return m.caption(images, how=how, **ids)
+        return context.model.caption(images, how=how, **ids)
 
-    return caption_scores(write, dataset, who=info['method'])
+    return caption_scores(write, dataset, who=context.method)
 
 # %% ../../nbs/evaluation/70_ask.ipynb #33caee04
 def ask_voc07(
@@ -53,7 +49,7 @@ def ask_voc07(
     spec: str = 'v2',  # v1, v2, loctex or icmlm, see `VOC_SPECS`
     ap: str = 'sklearn',  # sklearn or interpolated
 ) -> list:  # Rows
-    "VOC07 mAP of support vector machines on frozen features"
+    "Evaluate frozen features by the VOC07 protocol"
     m = context.model
     with logged_warnings(context.log):
         trainval, test = (
@@ -64,7 +60,7 @@ def ask_voc07(
             )
             for split in ('trainval', 'test')
         )
-    return voc07(m.backbone, trainval, test, spec, m.view.size, ap=ap, name=context.info['method'])
+    return voc07(m.backbone, trainval, test, spec, m.view.size, ap=ap, name=context.method)
 
 
 PROBES = dict(virtex=VIRTEX_PROBE, virtex2=VIRTEX2_PROBE, moco=MOCO_PROBE, mct=MCT_PROBE)
@@ -74,16 +70,16 @@ def ask_folder(
     context: EvaluationContext,  # The model; `root` holds train/ and val/
     probe: str = 'virtex2',  # One of `PROBES`
 ) -> list:  # Rows
-    "Top-1 of a softmax probe trained as in a paper, and of nearest neighbours"
+    "Classify the images of a folder by a softmax probe trained as in a paper, and by nearest neighbours"
     m = context.model
     root = Path(context.root)
-    who = context.info['method']
     train = read_folder(root / 'train', size=2 * m.view.size, split='train')
     test = read_folder(root / 'val', 2 * m.view.size, 'test', classes=train.names['label'])
     train, test = (readable(d, context.log, context.max_damaged) for d in (train, test))
+    how = dict(size=m.view.size, name=context.method)
     return [
-        softmax_probe(m.backbone, train, test, 'label', PROBES[probe], size=m.view.size, name=who),
-        *knn_probe(m.backbone, train, test, 'label', (1, 20), size=m.view.size, name=who),
+        softmax_probe(m.backbone, train, test, 'label', PROBES[probe], **how),
+        *knn_probe(m.backbone, train, test, 'label', (1, 20), **how),
     ]
 
 # %% ../../nbs/evaluation/70_ask.ipynb #d62f8091
@@ -96,32 +92,19 @@ def _sizes(context):
 def ask_world(
     context: EvaluationContext,  # The model
 ) -> list:  # Rows
-    "The transfer table of the synthetic scenes, beside random features; of as many scenes as the run's own table"
-    info = context.info
-    recipe = context.recipe
+    "Make the transfer table of the synthetic scenes, beside random features, of as many scenes as the run's own"
+    size = context.recipe.size
     options = _sizes(context)
-    random = bn_statistics(
-        initial_backbone(recipe, info.get('backbone'), seed=info['seed']),
-        world('train', 500, size=recipe.size),
-        recipe.size,
-    )
-    return world_table(
-        {info['method']: context.model.backbone, 'random': random},
-        world,
-        recipe.size,
-        info['seed'],
-        (options.probe, options.probe_held, options.test),
-    )
+    nets = backbones_to_probe(context, world('train', 500, size=size), size)
+    return world_table(nets, world, size, context.seed, (options.probe, options.probe_held, options.test))
 
 
 def ask_grounding(
     context: EvaluationContext,  # The model
 ) -> list:  # Rows
-    "The pointing game on named objects in scenes, beside the centre baseline; a `ValueError` without tokenizer"
-    m = context.model
-    info = context.info
-    points = localizer(m)
+    "Play the pointing game on named objects in scenes, beside the centre baseline; a `ValueError` without tokenizer"
+    points = localizer(context.model)
     if points is None:
-        raise ValueError(f'{m.name}: {info["method"]} has no tokenizer, so names cannot be encoded')
+        raise ValueError(f'{context.model.name}: {context.method} has no tokenizer, so names cannot be encoded')
     n = _sizes(context).point or DATASETS['world'].options.point
-    return grounding_table({info['method']: points}, context.recipe.size, n, info['seed'])
+    return grounding_table({context.method: points}, context.recipe.size, n, context.seed)

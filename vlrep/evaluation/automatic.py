@@ -7,6 +7,8 @@ __all__ = ['measure_transfer', 'measure_grounding', 'measure_captions', 'sample_
            'show_traces']
 
 # %% ../../nbs/evaluation/75_automatic.ipynb #7dd8e91a
+from functools import partial
+
 from ..core.seeding import rng
 from ..data.records import ImageTextDataset
 from ..datasets.base import DATASETS
@@ -15,10 +17,9 @@ from .base import EvaluationContext
 from .captioning import caption_scores
 from .content import noun_scores, photo_samples
 from .grounding import grounding_table, localizer, trace_samples
-from .samples import word_samples
-from .transfer import table_text, world_table
+from .samples import larger_image, word_samples
+from .transfer import log_table, world_table
 from ..models.pretrained import Pretrained
-from ..reports.instability import mark_warned
 from ..reports.kept import kept_text, with_kept
 from ..reports.page import jpeg_uri, pick
 
@@ -26,27 +27,19 @@ from ..reports.page import jpeg_uri, pick
 def measure_transfer(
     context: EvaluationContext,  # Right after a training
 ) -> tuple:  # Numbers: `table`, and `supervised`, what that row is; no samples
-    "The transfer table of the synthetic scenes, beside the baselines"
-    info = context.info
+    "Make the transfer table of the synthetic scenes, beside the baselines"
     options = context.options
     nets = context.baselines()
     sizes = options.probe, options.probe_held, options.test
+    backbones = {context.method: context.model.backbone, **nets}
     with context.stages('transfer'):
-        rows = world_table(
-            {info['method']: context.model.backbone, **nets},
-            world,
-            context.recipe.size,
-            info['seed'],
-            sizes,
-            keep=options.draws,
-        )
+        rows = world_table(backbones, world, context.recipe.size, context.seed, sizes, keep=context.draws)
         for run in context.kept.values():
             rows = with_kept(rows, run)
-        rows = mark_warned(rows, context.warnings)
-    context.log(table_text(rows))
+    rows = log_table(context, rows)
     said = {name: dict(steps=run['steps'], text=kept_text(name, run)) for name, run in context.kept.items()}
     if 'supervised' in nets:
-        text = f'supervised: as many steps as {info["method"]}, with true categories'
+        text = f'supervised: as many steps as {context.method}, with true categories'
         said['supervised'] = dict(steps=context.recipe.steps, text=text)
     for s in said.values():
         context.log(s['text'])
@@ -56,19 +49,14 @@ def measure_transfer(
 def measure_grounding(
     context: EvaluationContext,  # Right after a training
 ) -> tuple:  # Numbers: `where`, none if `point` is 0 or the model has no tokenizer; no samples
-    "The pointing game on named objects"
-    info = context.info
-    options = context.options
+    "Play the pointing game on named objects"
+    n = context.options.point
     points = localizer(context.model)
-    if points is None or not options.point:
+    if points is None or not n:
         return {}, []
     with context.stages('where'):
-        rows = grounding_table(
-            {info['method']: points}, context.recipe.size, options.point, info['seed'], options.draws
-        )
-        rows = mark_warned(rows, context.warnings)
-    context.log(table_text(rows))
-    return dict(where=rows), []
+        rows = grounding_table({context.method: points}, context.recipe.size, n, context.seed, context.draws)
+    return dict(where=log_table(context, rows)), []
 
 # %% ../../nbs/evaluation/75_automatic.ipynb #c22d3e6f
 _NOUNS = (
@@ -85,11 +73,10 @@ _NATS = (
 def measure_captions(
     context: EvaluationContext,  # Right after a training
 ) -> tuple:  # Numbers: those of `noun_scores` or `photo_samples`, and `caption_table`; samples
-    "Content of the captions of the test set, and their similarity to human references"
-    info = context.info
+    "Measure the content of the captions of the test set, and their similarity to human references"
     test = context.splits['test']
     learn = context.learn
-    tags = 'objects' in DATASETS[info['data']['name']].answers
+    tags = 'objects' in DATASETS[context.info['data']['name']].answers
     with context.stages('captions'):
         if tags:
             num, samples = noun_scores(context.model, test)
@@ -102,9 +89,8 @@ def measure_captions(
                 context.options.shuffles,
                 max_len=context.recipe.max_len,
             )
-        rows = caption_scores([s['caption'] for s in samples], test, who=info['method'], seed=info['seed'])
-        rows = mark_warned(rows, context.warnings)
-    context.log(table_text(rows))
+        rows = caption_scores([s['caption'] for s in samples], test, context.method, context.seed)
+    rows = log_table(context, rows)
     context.log((_NOUNS if tags else _NATS).format(**num))
     for s in samples[:2]:
         context.log(f'  {s["id"]}: {s["caption"]}')
@@ -117,12 +103,11 @@ def sample_images(
     data: str,  # One of `DATASETS`
 ) -> list:  # The best, the typical and the worst, with images to show
     "Keep what the report shows, drawn larger than the network's input"
-    out = []
-    draw = DATASETS[data].redraw
-    for s in [s for v in pick(samples).values() for s in v]:
-        img = draw(s['row'], 192).load() if draw else dataset[s['row']].load()
-        out.append({k: v for k, v in s.items() if k != 'row'} | dict(image=jpeg_uri(img)))
-    return out
+    return [
+        {k: v for k, v in s.items() if k != 'row'} | dict(image=jpeg_uri(larger_image(dataset, data, s['row'])))
+        for picked in pick(samples).values()
+        for s in picked
+    ]
 
 # %% ../../nbs/evaluation/75_automatic.ipynb #3c6c0df2
 def trace_figures(
@@ -134,7 +119,7 @@ def trace_figures(
     *,
     n: int = 6,  # How many
 ) -> list:  # As `trace_samples`; none if training had no narratives
-    "Held-out pictures drawn at random, with their narratives, and the model's attention maps of the words"
+    "Show held-out pictures drawn at random, with their narratives, and the model's attention maps of the words"
     if splits['train'].narratives is None:
         return []
     rows = [int(r) for r in rng(seed, 'told').permutation(len(splits['test']))[:n]]
@@ -158,26 +143,20 @@ def show_captions(
     context: EvaluationContext,  # Right after a training
     samples: list,  # Those of `measure_captions`
 ) -> dict:  # `captions`, and `words` if the model can `attend`
-    "Captions of held-out pictures, and the attention map of each word"
+    "Show captions of held-out pictures, and the attention map of each word"
     if not samples:
         return {}
     data = context.info['data']['name']
     test = context.splits['test']
     rows = [s['row'] for v in pick(samples).values() for s in v[:2]]
-    draw = DATASETS[data].redraw
-
-    def sharp(r):
-        return draw(r, 192).load() if draw else test[r].load()
-
-    return dict(captions=sample_images(samples, test, data), **word_samples(context.model, test, rows, show=sharp))
+    show = partial(larger_image, test, data)
+    return dict(captions=sample_images(samples, test, data), **word_samples(context.model, test, rows, show=show))
 
 
 def show_traces(
     context: EvaluationContext,  # Right after a training
     samples: list = (),  # None are needed
 ) -> dict:  # `traces`, if narratives were trained on
-    "Mouse traces of narratives, and the attention of the model for their words"
-    told = trace_figures(
-        context.model, context.recipe, context.splits, context.info['data']['name'], context.info['seed']
-    )
+    "Show mouse traces of narratives, and the attention of the model for their words"
+    told = trace_figures(context.model, context.recipe, context.splits, context.info['data']['name'], context.seed)
     return dict(traces=told) if told else {}

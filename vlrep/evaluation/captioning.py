@@ -16,7 +16,7 @@ from ..core.plotting import drawable, to_hwc
 from ..core.progress import progress
 from ..core.seeding import rng
 from ..data.records import ImageTextDataset
-from .transfer import bootstrap_interval
+from .transfer import mean_statistic, statistic_row
 from ..metrics.captioning import References, bleu, bleu_counts, cider_d, rouge_l
 
 # %% ../../nbs/evaluation/40_captioning.ipynb #5f716e4f
@@ -33,11 +33,6 @@ def write_captions(
     else:
         f = getattr(write, 'caption', write)
         said = []
-        if not callable(f):
-            raise ValueError(
-                f'write: a function, an object with `caption`, or a list of captions is expected, not '
-                f'{type(write).__name__}'
-            )
         for part in progress(np.array_split(range(len(source)), range(bs, len(source), bs)), label='captions'):
             said += list(f([source[int(j)].load() for j in part]))
     if len(said) != len(source):
@@ -48,38 +43,27 @@ def write_captions(
 def _measures(said, refs):
     "Metric -> its value under many weightings of the images"
     counts = bleu_counts(said, refs)
-
-    def mean(v):
-        return lambda w: w @ v / w.sum(1)
-
-    cider = mean(cider_d(said, refs))
-    rouge = mean(rouge_l(said, refs))
-    return {'CIDEr-D': cider, 'BLEU-4': lambda w: bleu(w @ counts)[:, 3], 'ROUGE-L': rouge}
-
-
-def _elsewhere(n, seed):
-    "For each of `n` images another one"
-    order = rng(seed, 'another image').permutation(n)
-    out = np.empty(n, int)
-    out[order] = np.roll(order, 1)
-    return out
+    return {
+        'CIDEr-D': mean_statistic(cider_d(said, refs)),
+        'BLEU-4': lambda w: bleu(w @ counts)[:, 3],
+        'ROUGE-L': mean_statistic(rouge_l(said, refs)),
+    }
 
 
 def _judge(writers, person, refs, tail, metric, *, draws, seed):
-    "A row for each metric and writer; chance is the `person`'s caption of another image"
-    refs, n, rows = References(refs), len(refs), []
-    metric += refs.unit and ', ' + refs.unit
-    blind = _measures([person[j] for j in _elsewhere(n, seed)], refs)
+    "Score each writer with each metric; chance is the `person`'s caption of another image"
+    n = len(refs)
+    refs = References(refs)
+    if refs.unit:
+        metric += f', {refs.unit}'
+    order = rng(seed, 'another image').permutation(n)
+    others = dict(zip(order, np.roll(order, 1)))
+    blind = _measures([person[others[i]] for i in range(n)], refs)
+    rows = []
     for who, said in writers.items():
-        for k, f in _measures(said, refs).items():
-            got = dict(
-                zip(
-                    ('chance', 'value', 'low', 'high'),
-                    (blind[k](np.ones((1, n)))[0], *bootstrap_interval(f, n, draws, seed)),
-                )
-            )
-            got = {name: round(100 * float(v), 3) for name, v in got.items()}
-            rows.append(dict(question=k + tail, metric=metric, backbone=who, n=n, **got))
+        for k, stat in _measures(said, refs).items():
+            chance = blind[k](np.ones((1, n)))[0]
+            rows.append(statistic_row(k + tail, metric, who, n, chance, stat=stat, scenes=n, seed=seed, draws=draws))
     return rows
 
 # %% ../../nbs/evaluation/40_captioning.ipynb #f22645e4
@@ -93,7 +77,7 @@ def caption_scores(
     bs: int = 64,  # Images at a time
 ) -> list:  # Dicts like `transfer_table`'s: `question, metric, backbone, n, chance, value, low, high`,
     # in percent
-    "CIDEr-D, BLEU-4 and ROUGE-L of a writer, of a human caption, and of a human caption of another image"
+    "Score a writer, a human caption, and one of another image with CIDEr-D, BLEU-4 and ROUGE-L"
     caps = [source.captions[i] for i in range(len(source))] if source.captions is not None else []
     keep = [i for i, c in enumerate(caps) if c]
     if len(keep) < 2:
@@ -125,10 +109,8 @@ def show_attention(
 ) -> plt.Figure:  # The figure
     "Draw a picture, and the attention map of each word of its caption"
     maps = maps.detach().float().cpu().numpy() if isinstance(maps, torch.Tensor) else np.asarray(maps)
-    side = round(maps.shape[-1] ** 0.5)
     if maps.ndim == 2:
-        if side**2 != maps.shape[1]:
-            raise ValueError(f'maps: {maps.shape[1]} cells make no square grid; give (s,h,w)')
+        side = round(maps.shape[1] ** 0.5)
         maps = maps.reshape(-1, side, side)
     if len(maps) != len(words):
         raise ValueError(f'{len(words)} words, but maps for {len(maps)}')

@@ -23,7 +23,7 @@ def noun_scores(
     m: Pretrained,  # Writes the captions
     dataset: ImageTextDataset,  # Held-out scenes
 ) -> tuple:  # Numbers, and one dict a scene as `cards_html` takes them, without images
-    "Precision and recall of nouns, and every caption with what was right, wrong and missed"
+    "Measure precision and recall of nouns, and list for every caption what was right, wrong and missed"
     recs = [dataset[i] for i in range(len(dataset))]
     says = m.caption([r.image for r in recs])
     pred = [caption_categories(s) for s in says]
@@ -46,7 +46,7 @@ def derangement(
     n: int,  # How many
     *key,  # What the draw is for
 ) -> np.ndarray:  # A permutation (n,)
-    "A random permutation without fixed points: one circle through all rows"
+    "Draw a random permutation without fixed points: one circle through all rows"
     if n < 2:
         raise ValueError(f'{n} photos: at least 2 are needed, so that each can be given another one')
     p = rng('others', n, *key).permutation(n)
@@ -66,7 +66,7 @@ def caption_nll(
     max_len: int = 30,  # Most tokens of a caption
 ) -> np.ndarray:  # Nats, words and tokens of each photo's captions, over all decoding directions
     # (n,3); [EOS] is a word, too
-    "The loss of each photo's captions, given the photo `shown`"
+    "Compute the loss of each photo's captions, given the photo `shown`"
     out = []
     for i, j in enumerate(progress(shown, len(shown), 'photos, the loss of their captions')):
         words = sum(len(c.split()) + 1 for c in dataset.captions[i])
@@ -91,7 +91,7 @@ def photo_samples(
     *,
     max_len: int = 30,  # Most tokens of a caption
 ) -> tuple:  # Numbers, and a dict for each photo, as the report takes them
-    "Loss given the right photo and given others, and every caption with its photo's own loss"
+    "Compute the loss given the right photo and given others, and caption every photo"
 
     def each_of(a):
         return (a[:, 0].sum() / a[:, 1:].sum(0).T).tolist()  # nats a word, nats a token

@@ -11,10 +11,11 @@ import numpy as np
 import torch
 
 from ..core.plotting import INK, drawable
-from ..core.registry import did_you_mean
 from ..core.seeding import rng
 from ..data.records import ImageTextDataset
+from .base import score_row
 from .linear_probe import L2S, fit_linear
+from .transfer import mean_statistic
 from ..metrics.ranking import bootstrap, chance_ap, chance_top1, correct, mean_ap, top1
 from ..models.features import features
 
@@ -24,14 +25,14 @@ def part_rows(
     part: float,  # Share of them that is used
     seed: int = 0,  # The order depends on this alone
 ) -> np.ndarray:  # Row numbers in random order: a smaller part is a prefix of a larger one
-    "A random part; parts of one seed are nested"
+    "Draw a random part of the rows; parts of one seed are nested"
     if not 0 < part <= 1:
         raise ValueError(f'part={part}: a share above 0, up to 1, is expected')
     return rng(seed, 'part', n).permutation(n)[: max(1, round(part * n))]
 
 # %% ../../nbs/evaluation/45_data_efficiency.ipynb #234b6c17
 def _probe(x, y, l2s, classes, folds):
-    "The linear probe of a part, its strength chosen by folds (rows alternate between them)"
+    "Fit the linear probe of a part, its strength chosen by folds (rows alternate between them)"
     many = y.ndim == 2
 
     def fit(x, y, l):
@@ -48,12 +49,9 @@ def _probe(x, y, l2s, classes, folds):
     return fit(x, y, (l2s[int(np.flatnonzero(got.mean(0) == got.mean(0).max())[-1])],))
 
 
-def _score(s, y):
-    "A function of weights (draws,n) that gives the score under each (draws,)"
-    if y.ndim == 2:
-        return lambda w: mean_ap(s, y, w)[0]
-    right = correct(s, y)
-    return lambda w: w @ right / w.sum(1)
+def _statistic(s, y):
+    "Make the function from weights of the images (draws,n) to the score under each (draws,)"
+    return (lambda w: mean_ap(s, y, w)[0]) if y.ndim == 2 else mean_statistic(correct(s, y))
 
 # %% ../../nbs/evaluation/45_data_efficiency.ipynb #7c968b36
 def efficiency(
@@ -70,13 +68,8 @@ def efficiency(
     draws: int = 200,  # Number of bootstrap resamples of test images and seeds
 ) -> list:  # Dicts `question, metric, backbone, part, images, seeds, n, chance, value,
     # low, high, each` (in percent; a seed each)
-    "Score against the share of labelled images, for every backbone on the same nested parts"
+    "Measure the score against the share of labelled images, for every backbone on the same nested parts"
     seeds = list(seeds)
-    if not backbones or not seeds:
-        raise ValueError('backbones, seeds: at least one of each is expected')
-    for s in (train, test):
-        if label not in s.labels:
-            raise did_you_mean('label', label, s.labels)
     y, yt = (np.asarray(s.labels[label]) for s in (train, test))
     many = y.ndim == 2
     rows = []
@@ -93,21 +86,23 @@ def efficiency(
                 _probe(x[i], torch.as_tensor(y[i]), tuple(sorted(l2s)), classes, folds)
                 for i in map(torch.from_numpy, sets)
             ]
-            stats = [_score(p(xt)[0].numpy(), yt) for p in fits]
+            stats = [_statistic(p(xt)[0].numpy(), yt) for p in fits]
             each = [float(f(w)[0]) for f in stats]
             value = float(np.mean(each))
             low, high = _ends(stats, value, len(yt), draws)
-            got = {k: round(100 * float(v), 3) for k, v in dict(chance=chance, value=value, low=low, high=high).items()}
             rows.append(
-                dict(
-                    question=label,
-                    metric='mAP' if many else 'top-1',
-                    backbone=who,
+                score_row(
+                    label,
+                    'mAP' if many else 'top-1',
+                    who,
+                    len(yt),
+                    chance=chance,
+                    value=value,
+                    low=low,
+                    high=high,
                     part=part,
                     images=len(sets[0]),
                     seeds=len(seeds),
-                    n=len(yt),
-                    **got,
                     each=[round(100 * e, 3) for e in each],
                 )
             )
@@ -132,9 +127,8 @@ def efficiency_curve(
     rows: list,  # From `efficiency`
     ax: plt.Axes = None,  # Where to draw; a new figure if None
 ) -> plt.Figure:  # The figure
-    "A curve for each backbone, with its interval; chance is dotted"
-    if not rows:
-        raise ValueError('rows: there are none to draw')
+    "Draw a curve for each backbone, with its interval; chance is dotted"
+
     fig, ax = (ax.figure, ax) if ax is not None else plt.subplots(figsize=(5, 3))
     tones = [INK['method'], INK['baseline'], INK['good'], INK['random'], '#805ad5', '#b7791f']
     for j, who in enumerate(dict.fromkeys(r['backbone'] for r in rows)):

@@ -27,7 +27,7 @@ def localizer(
     m: Pretrained,  # A trained model
 ) -> callable:  # Normalised pictures (b,3,S,S) and as many names -> maps that sum to 1 (b,h,w); None if the model has
     # neither `attribute` nor `attend`, or no tokenizer
-    """A function that localises a named thing with a model
+    """Make a function that localises a named thing with a model
 
     By gradient attribution of the name (`attribute`), or by the attention of its tokens (`attend`)
     """
@@ -56,7 +56,7 @@ def grounding_table(
     seed: int = 0,  # Of the bootstrap
     keep: int = 0,  # As for `pointing_table`
 ) -> list:  # Rows `question` (pointing, overlap, and both under domain shift), `metric`, `backbone`, ...
-    "Pointing and overlap on held-out scenes, without and with domain shift; only categories seen in training"
+    "Measure pointing and overlap on held-out scenes, without and with domain shift, of categories seen in training"
     out = []
     for shifted in (False, True):
         dataset = world('test', n, size=size, shifted=shifted, with_='masks')
@@ -69,7 +69,7 @@ def thin_stroke(
     s: np.ndarray,  # x, y, t of a stroke (n,3)
     far: float = 0.006,  # Points nearer than this to the last that was kept are left out
 ) -> np.ndarray:  # (k,3)
-    "Fewer points that draw nearly the same line; its ends stay"
+    "Leave out points of a stroke so that nearly the same line is drawn; its ends stay"
     keep = [0]
     for i in range(1, len(s) - 1):
         if np.hypot(*(s[i, :2] - s[keep[-1], :2])) >= far:
@@ -102,7 +102,7 @@ def told_words(
     lit: list,  # Which have a part of the trace in the view (w,)
     most: int = 18,  # How many at most: the longest
 ) -> list:  # Numbers of words, in the order of speech
-    "Words that name what the mouse points at: no stop words, none without an object (if that is annotated)"
+    "Pick the words that name what the mouse points at: no stop words, none without an object (if that is annotated)"
     about = {(round(a, 3), round(b, 3)): k for (_, a, b), k in zip(n.utterances, n.about or [])}
 
     def thing(k):
@@ -130,9 +130,9 @@ def _in_view(n, m, img):
     return b['img'], b['trace'].cpu()
 
 
-def _windows(attend, img, ids, max_len):
-    """The maps of the tokens `ids` (n,h,w), read in windows of `max_len` at most, each beginning with the last
-    token of the one before"""
+def _attend_in_windows(attend, img, ids, max_len):
+    """Map the tokens `ids` (n,h,w) in windows of at most `max_len`, each beginning with the last token of the one
+    before"""
     parts = math.ceil((len(ids) - 1) / (max_len - 1))
     step = math.ceil((len(ids) - 1) / parts)
     out = []
@@ -142,14 +142,6 @@ def _windows(attend, img, ids, max_len):
         out.append(p[0].cpu()[int(s > 0) :])
     return torch.cat(out)
 
-
-def _drawn(n, trace):
-    "The strokes in the view, and when the narrative ends"
-    t = trace[0].double().numpy()
-    parts = np.split(t[:, :3], np.flatnonzero(t[:, 3] == 0)[1:])
-    strokes = [np.round(thin_stroke(s), 3).tolist() for s in parts if s[0, 2] > -1e6]
-    return strokes, round(max([float(b) for *_, b in n.utterances] + [s[-1][2] for s in strokes], default=0.0), 2)
-
 # %% ../../nbs/evaluation/60_grounding.ipynb #7885213a
 def _one(n, attend, how, m, img, *, most, max_len, pad):
     "The dict of one narrative, but for its picture"
@@ -158,7 +150,7 @@ def _one(n, attend, how, m, img, *, most, max_len, pad):
     cut = [c[1:-1] for c in m.tok.encode(words, 1 << 30)]
     who = torch.repeat_interleave(torch.tensor([len(c) for c in cut]))
     real = times[:, 1] >= times[:, 0]  # the word of each token
-    maps = _windows(attend, x, [m.tok.sos, *(i for c in cut for i in c), m.tok.eos], max_len)[1:-1]
+    maps = _attend_in_windows(attend, x, [m.tok.sos, *(i for c in cut for i in c), m.tok.eos], max_len)[1:-1]
     span = torch.tensor(np.where(real[:, None], times + [-pad, pad], [0.0, -1.0])).float()[None]
     mask = render_traces(trace, span, tuple(maps.shape[1:]), how)[0]
     lit = [bool(k.any() and c) for k, c in zip(mask, cut)]
@@ -174,7 +166,10 @@ def _one(n, attend, how, m, img, *, most, max_len, pad):
             area=round(100 * float(mask[k].float().mean()), 1),
         )
 
-    strokes, end = _drawn(n, trace)
+    t = trace[0].double().numpy()
+    parts = np.split(t[:, :3], np.flatnonzero(t[:, 3] == 0)[1:])
+    strokes = [np.round(thin_stroke(s), 3).tolist() for s in parts if s[0, 2] > -1e6]
+    end = round(max([float(b) for *_, b in n.utterances] + [s[-1][2] for s in strokes], default=0.0), 2)
     said = [[w, round(float(t.mean()), 2) if r else None] for w, t, r in zip(words, times, real)]
     return dict(end=end, strokes=strokes, said=said, words=[word(k) for k in told_words(n, words, times, lit, most)])
 
@@ -191,7 +186,7 @@ def trace_samples(
     render: str = 'polyline',  # What a trace covers, as for `render_traces`
 ) -> list:  # Dicts `id`, `image`, `end`, `strokes`, `said`, `words`, as `traces_html` takes
     # them; records without a narrative are left out, and all if `m` cannot `attend`
-    """Pictures with the first narrative of each
+    """Show pictures with the first narrative of each
 
     The mouse trace, and for words that name an object the mask of their part of it, and their attention map
     """

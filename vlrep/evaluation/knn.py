@@ -12,8 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..core.progress import progress
-from ..core.registry import did_you_mean
 from ..data.records import ImageTextDataset
+from .base import score_row
+from .held_out import class_labels
 from ..metrics.ranking import bootstrap, chance_top1
 from ..models.features import features
 
@@ -75,17 +76,15 @@ def neighbours(
     k: int = 200,  # How many neighbours
     chunk: int = 256,  # Query rows at a time
 ) -> 'Iterator[tuple]':  # Yields query rows, their neighbours, nearest first, and cosines (c,k) for each chunk
-    "The `k` rows of the bank with the largest cosine, a chunk at a time; of equals the first"
+    "Find the `k` rows of the bank with the largest cosine, a chunk at a time; of equals the first"
     alone = query is None
     query = bank if alone else query
-    if bank.ndim != 2 or query.ndim != 2 or bank.shape[1] != query.shape[1]:
-        raise ValueError(f'features {tuple(bank.shape)} and {tuple(query.shape)} do not fit: wanted (n,d) and (q,d)')
+
     if not 1 <= k <= len(bank) - alone:
         raise ValueError(f'k={k}: the bank has {len(bank) - alone} images to choose from')
     b = F.normalize(bank.detach().float(), dim=1)
     q = b if alone else F.normalize(query.detach().float(), dim=1)
-    if not (b.isfinite().all() and q.isfinite().all()):
-        raise ValueError('the features hold values that are not finite: did training diverge?')
+
     if alone and k == 1 and b.device.type == 'cpu':
         yield from _pairs(b, chunk)
         return
@@ -109,12 +108,11 @@ def knn_classes(
     classes: int = None,  # Number of classes; by default the largest of `y`, plus 1
     chunk: int = 256,  # Query rows at a time
 ) -> Tensor:  # The class that wins, for each of `ks` (m,q)
-    "The neighbours' votes, for all `ks` in one pass over them"
+    "Classify images by the votes of their neighbours, for all `ks` in one pass"
     ks = list(ks)
     y = torch.as_tensor(y).to(bank.device).long()
     n = len(bank) if query is None else len(query)
-    if len(y) != len(bank):
-        raise ValueError(f'{len(bank)} rows of features, {len(y)} labels')
+
     if not ks or sorted(set(ks)) != ks or ks[0] < 1:
         raise ValueError(f'ks={ks}: expected numbers of neighbours, ascending')
     if t is not None and t <= 0:
@@ -141,12 +139,9 @@ def knn_probe(
     seed: int = 0,  # Of the bootstrap
     draws: int = 500,  # Number of bootstrap resamples of the images
 ) -> list:  # Dicts `question, metric, backbone, n, chance, value, low, high` (in percent) and `k`
-    "Top-1 of the nearest neighbours' vote (Wu et al. 2018 sec. 3.4)"
-    for s in (train, test or train):
-        if label not in s.labels or s.labels[label].ndim != 1:
-            raise did_you_mean('label', label, [k for k, v in s.labels.items() if v.ndim == 1])
-    y = torch.from_numpy(train.labels[label].astype(np.int64))
-    yt = y.numpy() if test is None else test.labels[label]
+    "Measure the top-1 accuracy of the nearest neighbours' vote (Wu et al. 2018 sec. 3.4)"
+    y = torch.from_numpy(class_labels(train, label))
+    yt = y.numpy() if test is None else class_labels(test, label)
     rows = []
     ks = [k for k in ks if k <= len(train) - (test is None)]
     f = features(backbone, train, size)['avg']
@@ -154,15 +149,6 @@ def knn_probe(
     for k, said in zip(ks, knn_classes(f, y, ft, ks, t)):
         right = (said.numpy() == yt).astype(float)
         low, high = bootstrap(right, draws=draws, seed=seed)
-        got = dict(chance=chance_top1(y, yt), value=right.mean(), low=low, high=high)
-        rows.append(
-            dict(
-                question=f'{label}, {k} nearest',
-                metric='top-1',
-                backbone=name,
-                n=len(yt),
-                **{c: round(100 * float(v), 3) for c, v in got.items()},
-                k=k,
-            )
-        )
+        scores = dict(chance=chance_top1(y, yt), value=right.mean(), low=low, high=high)
+        rows.append(score_row(f'{label}, {k} nearest', 'top-1', name, len(yt), **scores, k=k))
     return rows

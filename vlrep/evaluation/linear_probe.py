@@ -52,10 +52,6 @@ def _rotate(x):
 
     Mean, std, coordinates (n,r), axes (d,r), mean squares along them (r,)
     """
-    if x.ndim != 2 or not len(x):
-        raise ValueError(f'features must be (n,d) with n > 0, not {tuple(x.shape)}')
-    if not x.isfinite().all():
-        raise ValueError('the features hold values that are not finite: did training diverge?')
     x = x.double()
     mean = x.mean(0)
     std = x.std(0, correction=0)
@@ -213,26 +209,12 @@ def _minimise(ask, x, iters):
     return x
 
 # %% ../../nbs/evaluation/10_linear_probe.ipynb #ceec1fb1
-def fit_linear(
-    x: Tensor,  # Training features (n,d)
-    y: Tensor,  # Float 0/1 (n,k): each column yes or no; or int64 (n,): one of the classes
-    l2s: tuple | list = L2S,  # Strengths of the L2 penalty, in units of the mean loss
-    iters: int = 60,  # At most so many steps
-    classes: int = None,  # Number of classes; by default the largest of `y`, plus 1
-) -> Probe:  # Its scores are (m,n,k)
-    "Logistic regression, for all strengths and all answers at once"
-    y = torch.as_tensor(y)
-    many = y.ndim == 2
-    if len(y) != len(x):
-        raise ValueError(f'{len(x)} rows of features, {len(y)} labels')
-    t = y.float() if many else F.one_hot(y.long(), classes or -1).float()
-    with _threads(x):
-        return _fit_linear(x, t, many, tuple(l2s), iters)
-
-
 def _linear_loss(z, t, scale, l2, *, many):
     "Loss and gradient as a function of `u` (k,m,r) and intercepts (k,m), all in one row; `scale` (m,r), `l2` (m,1)"
-    (n, r), m, k, zt = z.shape, len(l2), t.shape[1], z.T.contiguous()
+    n, r = z.shape
+    m = len(l2)
+    k = t.shape[1]
+    zt = z.T.contiguous()
     yes = (t.T @ z / n)[:, None]
     shares = t.mean(0)[:, None]
 
@@ -256,16 +238,30 @@ def _linear_loss(z, t, scale, l2, *, many):
     return ask
 
 # %% ../../nbs/evaluation/10_linear_probe.ipynb #47ca5f4e
-def _fit_linear(x, t, many, l2s, iters):
-    mean, std, z, v, e = _rotate(x)
-    n, r, m, k = *z.shape, len(l2s), t.shape[1]
-    l2 = torch.tensor(l2s, dtype=torch.float32)[:, None]
-    scale = ((0.25 if many else 0.5) * e + l2).rsqrt()  # (m,r)
-    p = t.mean(0).clamp(0.5 / n, 1 - 0.5 / n)
-    start = torch.cat([torch.zeros(k * m * r), (p.logit() if many else p.log()).repeat_interleave(m)])
-    got = _minimise(_linear_loss(z, t, scale, l2, many=many), start, iters)
-    w = (scale * got[: k * m * r].view(k, m, r)) @ v.T
-    return Probe(mean, std, w.permute(1, 2, 0).contiguous(), got[k * m * r :].view(k, m).T.contiguous(), l2s)
+def fit_linear(
+    x: Tensor,  # Training features (n,d)
+    y: Tensor,  # Float 0/1 (n,k): each column yes or no; or int64 (n,): one of the classes
+    l2s: tuple | list = L2S,  # Strengths of the L2 penalty, in units of the mean loss
+    iters: int = 60,  # At most so many steps
+    classes: int = None,  # Number of classes; by default the largest of `y`, plus 1
+) -> Probe:  # Its scores are (m,n,k)
+    "Fit logistic regressions for all strengths and all answers at once"
+    y = torch.as_tensor(y)
+    many = y.ndim == 2
+    t = y.float() if many else F.one_hot(y.long(), classes or -1).float()
+    m = len(l2s)
+    k = t.shape[1]
+    with _threads(x):
+        mean, std, z, v, e = _rotate(x)
+        n, r = z.shape
+        l2 = torch.tensor(l2s, dtype=torch.float32)[:, None]
+        scale = ((0.25 if many else 0.5) * e + l2).rsqrt()  # (m,r)
+        p = t.mean(0).clamp(0.5 / n, 1 - 0.5 / n)
+        start = torch.cat([torch.zeros(k * m * r), (p.logit() if many else p.log()).repeat_interleave(m)])
+        got = _minimise(_linear_loss(z, t, scale, l2, many=many), start, iters)
+        w = (scale * got[: k * m * r].view(k, m, r)) @ v.T
+    b = got[k * m * r :].view(k, m).T
+    return Probe(mean, std, w.permute(1, 2, 0).contiguous(), b.contiguous(), tuple(l2s))
 
 # %% ../../nbs/evaluation/10_linear_probe.ipynb #0977ac32
 def best_strength(
@@ -273,7 +269,7 @@ def best_strength(
     x: Tensor,  # Validation features (n,d)
     score: callable,  # Called with the scores of one strength (n,...); higher is better
 ) -> Probe:  # The probe of the best strength
-    "Choose the strength on validation rows; of equals the last"
+    "Choose the strength that scores best on validation rows; of equals the last"
     got = np.array([float(score(s)) for s in probe(x)])
     return probe[int(np.flatnonzero(got == got.max())[-1])]
 
@@ -282,32 +278,17 @@ def best_strength(
 NAMED_L2S = tuple((a, b) for a in (0.05, 0.3) for b in (3.0, 15.0, 100.0)) + ((3.0, 300.0),)
 
 
-def fit_named(
-    x: Tensor,  # Training features (n,d)
-    y: Tensor,  # For each row and name the label, -1 where the name is no target (n,k)
-    classes: int,  # Number of possible answers
-    l2s: tuple | list = NAMED_L2S,  # Pairs of strengths: on what the names have in common, on each name's own part
-    iters: int = 30,  # At most so many steps
-) -> Probe:  # Its scores are (m,n,k,classes)
-    "One softmax regression for each name, all shrunk towards a common one"
-    y = torch.as_tensor(y)
-    q = int((y >= 0).sum())
-    k = y.shape[1]
-    m = len(l2s)
-    if len(y) != len(x):
-        raise ValueError(f'{len(x)} rows of features, {len(y)} labels')
-    if not q:
-        raise ValueError('no training row has a target: every label is -1')
-    with _threads(x):
-        return _fit_named(x, y, q, k, m, classes=classes, l2s=tuple(l2s), iters=iters)
-
-
 def _named_loss(zk, t, s0, s1, l0, *, l1):
     """Loss and gradient as a function of common weights (c,m,r), own ones (k,c,m,r) and intercepts (k,c,m), in one row
 
     Features `zk` (k,most,r), one-hot targets `t` (k,c,1,most), 0 in rows without one
     """
-    (k, most, r), m, c, on, q, zt = zk.shape, len(l0), t.shape[1], t.sum(1, keepdim=True), t.sum(), zk.mT.contiguous()
+    k, most, r = zk.shape
+    m = len(l0)
+    c = t.shape[1]
+    on = t.sum(1, keepdim=True)
+    q = t.sum()
+    zt = zk.mT.contiguous()
     sizes = [c * m * r, k * c * m * r, k * c * m]
     shapes = [(c, m, r), (k, c, m, r), (k, c, m)]
 
@@ -328,24 +309,37 @@ def _named_loss(zk, t, s0, s1, l0, *, l1):
     return ask
 
 # %% ../../nbs/evaluation/10_linear_probe.ipynb #7e3933c4
-def _fit_named(x, y, q, k, m, *, classes, l2s, iters):
-    mean, std, z, v, e = _rotate(x)
-    r = z.shape[1]
+def fit_named(
+    x: Tensor,  # Training features (n,d)
+    y: Tensor,  # For each row and name the label, -1 where the name is no target (n,k)
+    classes: int,  # Number of possible answers
+    l2s: tuple | list = NAMED_L2S,  # Pairs of strengths: on what the names have in common, on each name's own part
+    iters: int = 30,  # At most so many steps
+) -> Probe:  # Its scores are (m,n,k,classes)
+    "Fit one softmax regression for each name, all shrunk towards a common one"
+    y = torch.as_tensor(y)
+    k = y.shape[1]
+    m = len(l2s)
     asks = [(y[:, j] >= 0).nonzero()[:, 0] for j in range(k)]
     most = max(map(len, asks))
-    zk = torch.stack([F.pad(z[a], (0, 0, 0, most - len(a))) for a in asks])  # (k,most,r)
-    t = torch.stack([F.pad(F.one_hot(y[a, j], classes).T, (0, most - len(a))) for j, a in enumerate(asks)]).float()
-    l0, l1 = (torch.tensor(l).float()[:, None] for l in zip(*l2s))  # (m,1)
-    # (m,r)
-    s0 = (0.5 * e + l0).rsqrt()
-    s1 = k**0.5 * (0.5 * e + l1).rsqrt()
-    usual = t.sum(2) + 1
-    b = (usual / usual.sum(1, keepdim=True)).log()[..., None].repeat(1, 1, m)  # (k,c,m)
-    n0 = classes * m * r
-    n1 = k * classes * m * r
-    start = torch.cat([torch.zeros(n0 + n1), b.flatten()])
-    got = _minimise(_named_loss(zk, t[:, :, None], s0, s1, l0, l1=l1), start, iters)
-    w = s0 * got[:n0].view(classes, m, r) + s1 * got[n0 : n0 + n1].view(k, classes, m, r)
-    w = (w @ v.T).permute(2, 3, 0, 1)
+    if not most:
+        raise ValueError('no training row has a target: every label is -1')
+    with _threads(x):
+        mean, std, z, v, e = _rotate(x)
+        r = z.shape[1]
+        zk = torch.stack([F.pad(z[a], (0, 0, 0, most - len(a))) for a in asks])  # (k,most,r)
+        t = torch.stack([F.pad(F.one_hot(y[a, j], classes).T, (0, most - len(a))) for j, a in enumerate(asks)]).float()
+        l0, l1 = (torch.tensor(l).float()[:, None] for l in zip(*l2s))  # (m,1)
+        # (m,r)
+        s0 = (0.5 * e + l0).rsqrt()
+        s1 = k**0.5 * (0.5 * e + l1).rsqrt()
+        usual = t.sum(2) + 1
+        b = (usual / usual.sum(1, keepdim=True)).log()[..., None].repeat(1, 1, m)  # (k,c,m)
+        n0 = classes * m * r
+        n1 = k * n0
+        start = torch.cat([torch.zeros(n0 + n1), b.flatten()])
+        got = _minimise(_named_loss(zk, t[:, :, None], s0, s1, l0, l1=l1), start, iters)
+        w = s0 * got[:n0].view(classes, m, r) + s1 * got[n0 : n0 + n1].view(k, classes, m, r)
+        w = (w @ v.T).permute(2, 3, 0, 1)
     b = got[n0 + n1 :].view(k, classes, m).permute(2, 0, 1)
-    return Probe(mean, std, w.contiguous(), b.contiguous(), l2s)
+    return Probe(mean, std, w.contiguous(), b.contiguous(), tuple(l2s))

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..core.progress import progress
 from ..data.records import ImageTextDataset
-from .transfer import bootstrap_interval, bootstrap_scores
+from .transfer import mean_by_scene, statistic_row
 from ..metrics.pointing_game import mass_inside, pointing_hits
 from ..models.features import plain_batches
 
@@ -30,7 +30,7 @@ def named_things(
     dataset: ImageTextDataset,  # Scenes whose records have `masks` and `objects`
     known: 'Iterable[str]' = None,  # Names to evaluate; all by default
 ) -> list:  # (row, name, mask bool (H,W)) for each question, scene by scene
-    "Every visible object that is the only one of its category in its scene"
+    "List every visible object that is the only one of its category in its scene"
     out = []
     known = None if known is None else set(known)
     for row, r in enumerate(progress(dataset, len(dataset), 'masks')):
@@ -52,7 +52,7 @@ def centre_map(
     names: list,  # Names (b,); not used
     grid: int = 6,  # Cells a side
 ) -> Tensor:  # Maps (b,grid,grid)
-    "A baseline that always points at the middle of the picture"
+    "Point at the middle of every picture: a baseline"
     i = torch.arange(grid, device=img.device)
     line = ((2 * i + 1 - grid).abs() <= 1).float()
     m = line[:, None] * line
@@ -60,15 +60,14 @@ def centre_map(
 
 # %% ../../nbs/evaluation/50_pointing.ipynb #8bf8af62
 def _answers(f, dataset, asked, size, bs):
-    "Hit and mass of every question (n,2)"
+    "Measure hit and mass of every question (n,2)"
     out = []
     for k in progress(range(0, len(asked), bs), label='pointing'):
         rows, names, masks = zip(*asked[k : k + bs])
         (img,) = plain_batches(dataset.subset(np.array(rows)), size, bs)
         with torch.no_grad():
             maps = f(img, list(names)).float().cpu()
-        if maps.ndim != 3 or len(maps) != len(rows):
-            raise ValueError(f'maps {tuple(maps.shape)} for {len(rows)} questions: (b,h,w) is expected')
+
         ms = [torch.from_numpy(m)[None] for m in masks]  # photos differ in size, so one at a time
         out += [torch.stack([pointing_hits(p[None], m)[0], mass_inside(p[None], m)[0]]) for p, m in zip(maps, ms)]
     return torch.stack(out).double().numpy()
@@ -87,38 +86,15 @@ def pointing_table(
     keep: int = 0,  # Number of resamples, shared by all runs, whose scores are kept as `draws`
 ) -> list:  # Dicts as those of `transfer_table`: questions `pointing` (metric hit) and `overlap`
     # (metric mass), in percent
-    "Pointing game and attention mass for every target of `named_things`; chance is the area of the object"
-    if not maps:
-        raise ValueError('maps: none were given')
+    "Play the pointing game and measure the attention mass for every target; chance is the area of the object"
     asked = named_things(dataset, known)
     at = np.array([row for row, *_ in asked])
-    rows = []
-
-    def sums(v):
-        return np.bincount(at, v, minlength=len(dataset))
-
-    n = sums(np.ones(len(at)))
-    chance = float(np.mean([m.mean() for *_, m in asked]))
+    chance = np.mean([m.mean() for *_, m in asked])
     got = {who: _answers(f, dataset, asked, size, bs) for who, f in maps.items()}
+    how = dict(scenes=len(dataset), seed=seed, draws=draws, keep=keep, l2=[])
+    rows = []
     for j, (q, metric) in enumerate((('pointing', 'hit'), ('overlap', 'mass'))):
-        for who in maps:
-            right = sums(got[who][:, j])
-
-            def stat(w):
-                return w @ right / np.maximum(w @ n, 1)
-
-            v = dict(
-                zip(('chance', 'value', 'low', 'high'), (chance, *bootstrap_interval(stat, len(dataset), draws, seed)))
-            )
-            rows.append(
-                dict(
-                    question=q,
-                    metric=metric,
-                    backbone=who,
-                    n=len(asked),
-                    **{k: round(100 * x, 3) for k, x in v.items()},
-                    l2=[],
-                    **(dict(draws=bootstrap_scores(stat, len(dataset), keep)) if keep else {}),
-                )
-            )
+        for who, answers in got.items():
+            stat = mean_by_scene(answers[:, j], at, len(dataset))
+            rows.append(statistic_row(q, metric, who, len(asked), chance, stat=stat, **how))
     return rows

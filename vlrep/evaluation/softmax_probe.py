@@ -15,10 +15,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..core.progress import progress
-from ..core.registry import did_you_mean
 from ..core.seeding import rng, torch_rng
 from ..data.records import ImageTextDataset
 from ..data.transforms import TrainTransform
+from .base import score_row
+from .held_out import class_labels
 from ..metrics.ranking import bootstrap, chance_top1
 from ..models.features import features, frozen, pool_grid
 
@@ -42,18 +43,16 @@ class SoftmaxRecipe:
         self,
         at: float,  # Epochs done
     ) -> float:  # The learning rate, as part of the first
-        "The schedule of the learning rate"
-        return (
-            (1 + math.cos(math.pi * at / self.epochs)) / 2
-            if self.cosine
-            else self.factor ** sum(at >= d for d in self.drops)
-        )
+        "Compute the learning rate at a moment of training"
+        if self.cosine:
+            return (1 + math.cos(math.pi * at / self.epochs)) / 2
+        return self.factor ** sum(at >= d for d in self.drops)
 
     def short(
         self,
         epochs: int,  # Instead of the recipe's
     ) -> 'SoftmaxRecipe':
-        "The same in fewer epochs, the drops in proportion"
+        "Shorten the training to `epochs`, its drops in proportion"
         return replace(self, epochs=epochs, drops=tuple(d * epochs / self.epochs for d in self.drops))
 
 
@@ -83,8 +82,7 @@ class Heads:
         m = len(self.grid)
         self.shape = m, classes
         self.momentum = momentum
-        if not m or min(min(g) for g in self.grid) < 0:
-            raise ValueError(f'lrs={lrs}, wds={wds}: numbers not below 0 are expected')
+
         w = torch.randn(d, classes, generator=torch_rng(seed, 'softmax probe')) * 0.01
         self.w = F.pad(w, (0, 0, 0, 1)).repeat(1, m).to(device)
         self.v = torch.zeros_like(self.w)  # the last row is the intercept
@@ -96,7 +94,7 @@ class Heads:
         self,
         x: Tensor,  # Features (b,d)
     ) -> Tensor:  # Scores (b,m,classes)
-        "The scores of every head for every row"
+        "Score every row with every head"
         return torch.addmm(self.w[-1], x, self.w[:-1]).unflatten(1, self.shape)
 
     def step(
@@ -105,7 +103,7 @@ class Heads:
         y: Tensor,  # Right classes (b,)
         rate: float = 1.0,  # Part of each head's learning rate
     ) -> Tensor:  # Each head's mean cross-entropy before the step (m,)
-        "One step of SGD in every head"
+        "Make a step of SGD in every head"
         logp = self(x).log_softmax(-1)
         rows = torch.arange(len(y), device=x.device)
         loss = -logp[rows, :, y].mean(0)
@@ -125,18 +123,14 @@ class Heads:
         bs: int = 1024,  # Rows at a time
     ) -> np.ndarray:  # 1. where a head's highest score is the right class, 0. elsewhere and in heads that diverged
         # (n,m)
-        "Which rows each head classifies correctly"
+        "Mark the rows that each head classifies correctly"
         ok = self.w.isfinite().all(0).view(self.shape).all(1)
-        return (
-            torch.cat([(self(a).argmax(-1) == b[:, None]) & ok for a, b in zip(x.split(bs), y.split(bs))])
-            .float()
-            .cpu()
-            .numpy()
-        )
+        right = torch.cat([(self(a).argmax(-1) == b[:, None]) & ok for a, b in zip(x.split(bs), y.split(bs))])
+        return right.float().cpu().numpy()
 
 # %% ../../nbs/evaluation/20_softmax_probe.ipynb #b3413736
 def _epochs(backbone, dataset, rows, recipe, size, *, seed, p):
-    "Yields epoch, features and rows of every batch of training"
+    "Yield epoch, features and rows of every batch of training"
 
     def order(e):
         return rng(seed, 'softmax order', e).permutation(len(rows))
@@ -163,11 +157,8 @@ def _train_heads(backbone, train, rows, y, classes, *, recipe, size, seed):
     heads = None
     loss = []
     steps = -(-len(rows) // recipe.bs)
-    for k, (e, f, i) in enumerate(
-        progress(
-            _epochs(backbone, train, rows, recipe, size, seed=seed, p=p), steps * recipe.epochs, 'softmax probe, step'
-        )
-    ):
+    batches = _epochs(backbone, train, rows, recipe, size, seed=seed, p=p)
+    for k, (e, f, i) in enumerate(progress(batches, steps * recipe.epochs, 'softmax probe, step')):
         if heads is None:
             heads = Heads(f.shape[1], classes, recipe.lrs, recipe.wds, recipe.momentum, seed=seed, device=p.device)
         l = heads.step(f, y[i].to(p.device), recipe.rate(e + (k % steps / steps if recipe.cosine else 0)))
@@ -190,12 +181,9 @@ def softmax_probe(
 ) -> dict:  # `question, metric, backbone, n, chance, value, low, high` (in percent), `lr`,
     # `wd`, and `tried`, a dict for each head
     "Train a softmax layer on frozen features with all rates at once; top-1 on `test` (VirTex sec. 4.1)"
-    for s in (train, test):
-        if label not in s.labels or s.labels[label].ndim != 1:
-            raise did_you_mean('label', label, [k for k, v in s.labels.items() if v.ndim == 1])
+    y, yt = (torch.from_numpy(class_labels(s, label)) for s in (train, test))
     if not 0 < held < 1 or int(held * len(train)) < 1:
         raise ValueError(f'held={held}: leaves no training or no held-out pictures of {len(train)}')
-    y, yt = (torch.from_numpy(s.labels[label].astype(np.int64)) for s in (train, test))
     perm = rng(seed, 'held out').permutation(len(train))
     cut = int(held * len(train))
     valid = np.sort(perm[:cut])
@@ -214,13 +202,15 @@ def softmax_probe(
     tried = [
         dict(lr=lr, wd=wd, loss=float(l), chosen_by=100 * float(c)) for (lr, wd), l, c in zip(heads.grid, loss, chose)
     ]
-    num = dict(chance=chance_top1(y[rows], yt), value=right.mean(), low=low, high=high)
-    return dict(
-        question=label,
-        metric='top-1',
-        backbone=name,
-        n=len(test),
-        **{k: round(100 * float(v), 3) for k, v in num.items()},
+    return score_row(
+        label,
+        'top-1',
+        name,
+        len(test),
+        chance=chance_top1(y[rows], yt),
+        value=right.mean(),
+        low=low,
+        high=high,
         lr=heads.grid[best][0],
         wd=heads.grid[best][1],
         tried=tried,

@@ -21,7 +21,7 @@ from ..metrics.ranking import average_precision
 def svm_axes(
     x: Tensor,  # Features (n,d)
 ) -> tuple:  # Coordinates (n,r), axes (d+1,r), sums of squares along them (r,)
-    "Add the feature that is always 1, and turn `x` to its principal axes"
+    "Add the feature that is always 1 to `x`, and turn both to their principal axes"
     x = torch.cat([x, x.new_ones(len(x), 1)], 1)
     n, d = x.shape
     if d <= n:
@@ -72,7 +72,7 @@ def solve_svms(
     iters: int = 500,  # At most so many steps
     flat: bool = False,  # Leave the gradient as it is? Only to see what the scaling is good for
 ) -> tuple:  # Weights (r,p), relative duality gaps (p,), steps
-    "Minimise all `p` problems together; each ends for itself"
+    "Solve all `p` problems together; each ends for itself"
     out = z.new_zeros(z.shape[1], y.shape[1]) if w is None else w.clone()
     gap = z.new_full((y.shape[1],), torch.inf)
     cols = torch.arange(y.shape[1], device=z.device)
@@ -130,7 +130,7 @@ class Svms:
         self,
         x: Tensor,  # Features (n,d)
     ) -> Tensor:  # On the CPU (n,k)
-        "The scores of `x`"
+        "Score the features `x`"
         return (x.to(self.w) @ self.w + self.b).cpu()
 
 # %% ../../nbs/evaluation/15_svm.ipynb #b221b27e
@@ -138,7 +138,7 @@ def folds_of(
     y: np.ndarray | Tensor,  # 1 where the thing is there (n,k)
     folds: int = 3,  # How many
 ) -> np.ndarray:  # In which fold each image is held out, for each class (n,k)
-    "scikit-learn's stratified folds of every class; a `ValueError` names a class with too few positives"
+    "Split the images of every class into scikit-learn's stratified folds; a `ValueError` names a class with too few"
     there = np.asarray(y) > 0
     out = np.zeros(there.shape, int)
     for j, col in enumerate(there.T):
@@ -150,18 +150,6 @@ def folds_of(
         for f, (_, held) in enumerate(StratifiedKFold(folds).split(col, np.where(col, 1, -1))):
             out[held, j] = f
     return out
-
-
-def _fold_aps(s, there, fold, folds):
-    "Average precision in each fold: scores (n,costs,k,folds) -> (k,costs,folds)"
-
-    def at(j, f):
-        return (s[fold[:, j] == f, :, j, f], there[fold[:, j] == f, j])
-
-    def ap(s, t):
-        return average_precision(s, np.broadcast_to(t[:, None], s.shape))
-
-    return np.stack([np.stack([ap(*at(j, f)) for f in range(folds)], 1) for j in range(there.shape[1])])
 
 # %% ../../nbs/evaluation/15_svm.ipynb #274c63ad
 def fit_svms(
@@ -179,11 +167,7 @@ def fit_svms(
     x = torch.as_tensor(x)
     there = np.asarray(y) > 0
     costs = tuple(sorted(costs))
-    if there.ndim != 2 or len(there) != len(x):
-        raise ValueError(f'{tuple(x.shape)} features do not fit labels {there.shape}: expected (n,d) and (n,k)')
-    if not x.isfinite().all():
-        raise ValueError('the features hold values that are not finite: did training diverge?')
-    if not costs or costs[0] <= 0:
+    if costs[0] <= 0:
         raise ValueError(f'costs={costs}: positive numbers are expected')
     fold = folds_of(there, folds)
     k = there.shape[1]
@@ -203,12 +187,17 @@ def fit_svms(
         gaps.append(gap)
         steps += i
     s = torch.stack([(z @ u).unflatten(1, (k, folds)) for u in us], 1).cpu().numpy()
-    aps = _fold_aps(s, there, fold, folds)
+    aps = np.empty((k, len(costs), folds))
+    for j in range(k):
+        for f in range(folds):
+            held = fold[:, j] == f
+            scores = s[held, :, j, f]
+            aps[j, :, f] = average_precision(scores, np.broadcast_to(there[held, j, None], scores.shape))
     best = aps.mean(2).argmax(1)
     start = torch.stack([us[b].unflatten(1, (k, folds))[:, j].mean(1) for j, b in enumerate(best)], 1)
     cost = np.array(costs)[best]
     u, gap, i = solve_svms(z, e, sign, weight * torch.tensor(cost).to(z), start, tol=tol, iters=iters)
-    gap = max(g.max().item() for g in (*gaps, gap))
+    gap = torch.cat([*gaps, gap]).max().item()
     if gap > tol:
         warnings.warn(
             f'after {iters} steps a solution is proven only to within {gap:.1e} of its minimum, not '

@@ -6,16 +6,17 @@
 __all__ = ['VOC_SPECS', 'VocSpec', 'squash', 'voc_views', 'interpolated_ap', 'voc07']
 
 # %% ../../nbs/evaluation/35_voc07.ipynb #57f229ec
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ..core.registry import did_you_mean
 from ..data.records import ImageTextDataset
 from ..data.transforms import IMAGENET, EvalTransform, resize_crop
+from .base import score_row
 from .svm import COSTS, fit_svms
 from ..metrics.ranking import average_precision, bootstrap
 from ..models.features import features
@@ -23,7 +24,7 @@ from ..models.features import features
 # %% ../../nbs/evaluation/35_voc07.ipynb #01663b54
 @dataclass(frozen=True)
 class VocSpec:
-    "How the features of a photo are computed"
+    "Says how the features of a photo are computed"
 
     view: str = 'centre'  # `centre`: a centre crop; `squash`: the whole photo, resized to a square
     size: int = 224  # Side of the network's input, in pixels
@@ -34,7 +35,7 @@ class VocSpec:
         self,
         size: int,  # Side in pixels
     ) -> 'VocSpec':
-        "The same for a network trained on views of `size`"
+        "Adapt the protocol to a network trained on views of `size`"
         return replace(self, size=size, resize=max(size, round(self.resize * size / self.size)))
 
 
@@ -51,7 +52,7 @@ def squash(
     batch: dict,  # With `img` uint8 (b,3,h,w) and `hw`
     size: int,  # Side of the view in pixels
 ) -> dict:  # The same, `img` float (b,3,size,size), normalised
-    "Each whole image, resized to a square whatever its aspect ratio"
+    "Resize each whole image to a square, whatever its aspect ratio"
     hw = batch['hw'].to(batch['img'].device)
     x = resize_crop(batch['img'], torch.cat([torch.zeros_like(hw), hw], 1), size).div_(255)
     mean, std = (torch.tensor(v, device=x.device).view(3, 1, 1) for v in IMAGENET)
@@ -64,10 +65,9 @@ def voc_views(
     bs: int = 256,  # Images at a time
     device: str | torch.device = 'cpu',  # Where they are computed
 ) -> 'Iterator[dict]':  # Yields dicts with `img` float (b,3,size,size)
-    "The views of the photos of `source` according to `spec`, in order"
-    if spec.view not in ('centre', 'squash'):
-        raise did_you_mean('view', spec.view, ('centre', 'squash'))
-    plain = EvalTransform(spec.size, spec.resize) if spec.view == 'centre' else lambda b: squash(b, spec.size)
+    "Yield the views of the photos of `source` according to `spec`, in order"
+    views = dict(centre=EvalTransform(spec.size, spec.resize), squash=partial(squash, size=spec.size))
+    plain = views[spec.view]
     for idx in torch.arange(len(source)).split(bs):
         img, hw = (t.to(device) for t in source.images(idx.numpy()))
         yield plain(dict(img=img, hw=hw, id=idx, flip=torch.zeros(len(idx), dtype=torch.bool, device=device)))
@@ -78,16 +78,13 @@ def interpolated_ap(
     labels: np.ndarray | list,  # 1 or 0 (n,)
     weights: np.ndarray | list = None,  # How often each item counts: (n,), or (draws,n) for many weightings at once
 ) -> float | np.ndarray:  # A number, or (draws,); NaN where nothing is positive
-    """Average precision with interpolated precision, which never rises with recall
+    """Compute average precision with interpolated precision, which never rises with recall
 
     Items of equal score are ranked together (FAIR's self-supervision benchmark, code)
     """
     scores = np.asarray(scores, np.float64)
     labels = np.asarray(labels, np.float64)
-    if scores.ndim != 1 or scores.shape != labels.shape or not len(scores):
-        raise ValueError(f'scores {scores.shape} do not fit labels {labels.shape}')
-    if np.isnan(scores).any():
-        raise ValueError('scores: holds NaN, which cannot be ranked')
+
     w = np.ones((1, len(scores))) if weights is None else np.atleast_2d(np.asarray(weights, np.float64))
     order = np.argsort(-scores, kind='stable')
     w = w[:, order]
@@ -124,7 +121,11 @@ def _rows(s, y, names, ap, seed, *, draws):
     chance = (y > 0).sum(0) / asked
 
     def ends(stat, value):
-        return bootstrap(lambda w: (v := stat(aps(w))) - np.nanmean(v) + value, len(y), draws, seed)
+        def shifted(w):
+            scores = stat(aps(w))
+            return scores - np.nanmean(scores) + value
+
+        return bootstrap(shifted, len(y), draws, seed)
 
     yield (
         f'mean of {len(names)} classes',
@@ -153,16 +154,9 @@ def voc07(
     device: str | torch.device = None,  # Where the machines are fitted; the CPU by default
 ) -> list:  # Dicts `question, metric, backbone, n, chance, value, low, high` (in percent),
     # `cost`, `spec`, `ap`
-    "The VOC07 protocol (VirTex sec. 4.1): costs are chosen on folds of `train`, and `test` is only ranked"
+    "Evaluate by the VOC07 protocol (VirTex sec. 4.1): costs are chosen on folds of `train`, `test` is only ranked"
     if isinstance(spec, str):
-        if spec not in VOC_SPECS:
-            raise did_you_mean('VOC07 spec', spec, VOC_SPECS)
         spec = VOC_SPECS[spec]
-    if ap not in ('sklearn', 'interpolated'):
-        raise did_you_mean('average precision', ap, ('sklearn', 'interpolated'))
-    for s in (train, test):
-        if 'present' not in s.labels or s.labels['present'].ndim != 2:
-            raise ValueError(f'{s.name}: has no label `present` (n,k) with 1, 0 and -1, as `read_voc` gives')
     y = train.labels['present']
     yt = test.labels['present']
     names = train.names.get('present') or [f'class {j}' for j in range(y.shape[1])]
@@ -176,15 +170,10 @@ def voc07(
     f, ft = (F.normalize(features(backbone, voc_views(s, spec, device=dev))[spec.pool], dim=1) for s in (train, test))
     svms = fit_svms(f, y[:, ask], costs, device=device)
     s = svms(ft).double().numpy()
-    rows = [
-        dict(
-            question=q,
-            metric=m,
-            backbone=name,
-            n=n,
-            **{k: round(100 * float(v), 3) for k, v in zip(('chance', 'value', 'low', 'high'), rest)},
-        )
-        for q, m, n, *rest in _rows(s, yt[:, ask], [names[j] for j in ask], ap, seed, draws=draws)
-    ]
     chosen = [float(c) for c in svms.cost]
-    return [dict(r, cost=c, spec=spec.__dict__, ap=ap) for r, c in zip(rows, [chosen, *chosen])]
+    return [
+        score_row(q, m, name, n, chance=chance, value=value, low=low, high=high, cost=c, spec=asdict(spec), ap=ap)
+        for (q, m, n, chance, value, low, high), c in zip(
+            _rows(s, yt[:, ask], [names[j] for j in ask], ap, seed, draws=draws), [chosen, *chosen]
+        )
+    ]

@@ -90,7 +90,10 @@ def features(
             {k: v.float().cpu() for k, v in pool_grid(backbone(img.to(p.dtype))).items()}
             for img in _watched(data, size, bs, p.device, 'features')
         ]
-    return {k: torch.cat([o[k] for o in out]) for k in out[0]}
+    joined = {k: torch.cat([o[k] for o in out]) for k in out[0]}
+    if not joined['avg'].isfinite().all():
+        raise ValueError('the features hold values that are not finite: did training diverge?')
+    return joined
 
 # %% ../../nbs/models/60_features.ipynb #660e8fa7
 def bn_statistics(

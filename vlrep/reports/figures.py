@@ -80,7 +80,7 @@ def render_macro(
 def facts_html(
     facts: dict,  # Name -> value
 ) -> str:  # A definition list
-    "Names and values, as many side by side as fit"
+    "List names and values, as many side by side as fit"
     return render_macro('facts', facts)
 
 # %% ../../nbs/reports/20_figures.ipynb #eb4c2d62
@@ -88,7 +88,7 @@ def table_html(
     rows: list,  # One dict a row, all with the same names
     caption: str = '',  # What the table shows
 ) -> str:  # A table; numbers stand right
-    "The dicts `rows` as a table; the keys of the first are its head"
+    "Fill a table with the dicts `rows`; the keys of the first are its head"
     if not rows:
         return ''
     for r in rows:
@@ -103,7 +103,7 @@ def ticks(
     b: float,  # Largest value to show
     n: int = 5,  # At most this many steps
 ) -> list:  # Round numbers inside [a,b]
-    "Round numbers between `a` and `b`"
+    "Choose round numbers between `a` and `b`"
     if not b > a:
         return [a]
     raw = (b - a) / n
@@ -118,7 +118,9 @@ COLOUR = ['#1f5fa8', '#dd8b2f', '#3f8f6b', '#7a5aa6', '#8a5a44', '#c2527f', '#4f
 
 def _number(v):
     "A tick's label: 0.2, 1500, 20k, 1e+06"
-    return f'{v:.4g}' if v == 0 or 1e-3 <= abs(v) < 1e4 else f'{v / 1000:g}k' if 1e4 <= abs(v) < 1e6 else f'{v:.2g}'
+    if v == 0 or 1e-3 <= abs(v) < 1e4:
+        return f'{v:.4g}'
+    return f'{v / 1000:g}k' if 1e4 <= abs(v) < 1e6 else f'{v:.2g}'
 
 # %% ../../nbs/reports/20_figures.ipynb #e739c397
 def curves_svg(
@@ -130,7 +132,7 @@ def curves_svg(
     *,
     bands: dict = None,  # Name of a line -> (xs, lows, highs): a range, drawn in its colour behind the lines
 ) -> str:  # An SVG element as wide as its column, and its legend
-    "Lines over a common axis"
+    "Draw lines over a common axis"
 
     def known(v):
         return [(float(a), float(b)) for a, b in zip(*v) if b is not None and math.isfinite(float(b))]
@@ -199,14 +201,14 @@ ASKS = {  # Question of a row -> its title in a report
 
 
 def ask_name(r: dict) -> str:
-    "The title of a row's question in a report"
+    "Write the title of a row's question in a report"
     return ASKS.get(r['question'], r['question']) + (f' ({r["metric"]})' if r.get('metric') else '')
 
 
 def bars_html(
     rows: list,  # Dicts `question, metric, backbone, n, value, low, high, chance`, values in percent
 ) -> str:  # One block for each question
-    "A block of bars for each question, the backbones in the order in which they first occur"
+    "Draw a block of bars for each question, the backbones in the order in which they first occur"
     name = shown_names(rows)
     color = dict(zip(name, cycle(COLOUR))) | dict(random='#a3abb5', centre='#a3abb5')
 
@@ -235,7 +237,7 @@ def bars_html(
 def wide_rows(
     rows: list,  # As for `bars_html`
 ) -> list:  # Dicts `question, n, chance`, then one text for each backbone
-    "One row for each question, with `value [low, high]` of each backbone"
+    "Make one row for each question, with `value [low, high]` of each backbone"
     name = shown_names(rows)
     out = {}
     for r in rows:
@@ -249,21 +251,21 @@ def cards_html(
     samples: list,  # Dicts `image` (data URI), `caption`, and, where known, `said` (by a person), nouns `right wrong
     # missed`, `note`
 ) -> str:  # A grid of cards
-    "Images with the model's caption, a human caption, and the nouns that are right, wrong or missed"
+    "Show images with the model's caption, a human caption, and the nouns that are right, wrong or missed"
     return render_macro('cards', samples)
 
 
 def figures_html(
     figures: list,  # Dicts `title`, `image` (data URI) and, where known, `explain`: a sentence or two below the title
 ) -> str:  # A section for each
-    "Pictures under a heading of their own"
+    "Show pictures under a heading of their own"
     return render_macro('figures', figures)
 
 # %% ../../nbs/reports/20_figures.ipynb #5ab0999e
 def veil_uri(
     weights: np.ndarray | list,  # Of the cells (h,w), at least 0
 ) -> str:  # data:image/png;base64,..., as many pixels as cells
-    "Dark, clear where the weight is largest, nearly opaque where it is 0"
+    "Draw a dark veil, clear where the weight is largest, nearly opaque where it is 0"
     w = np.asarray(weights, float)
     if w.ndim != 2 or not w.size or w.min() < 0:
         raise ValueError(f'weights: wanted (h,w), none below 0, not {w.shape}')
@@ -278,7 +280,7 @@ def words_html(
     # where
     # known
 ) -> str:  # A row for each sample
-    "Each picture, then a small copy of it for each word, clear where its attention is"
+    "Show each picture, then a small copy of it for each word, clear where its attention is"
 
     def veiled(words):
         return [dict(word=w['word'], veil=veil_uri(w['map'])) for w in words]
@@ -290,7 +292,7 @@ def near_html(
     asks: list,  # Dicts `id`, then for each network a list of `[id, cosine]`, nearest first
     pics: dict,  # id -> data URI
 ) -> str:  # A row for each query image
-    "Pictures with their nearest neighbours, one group for each network"
+    "Show pictures with their nearest neighbours, one group for each network"
 
     def pic(i):
         return (i, pics[i])

@@ -12,7 +12,7 @@ import math
 def learning_warning(
     rows: list,  # Rows of a log, as `read_log` gives: `step`, `train_loss`, `valid_loss`, which is None within an epoch
 ) -> dict:  # `kind`, `best`, `best_step`, `final`, `step` and `text`; None if it went well
-    "How a training went wrong, according to its held-out loss"
+    "Tell how a training went wrong, according to its held-out loss"
     ends = [r for r in rows if r.get('valid_loss') is not None]
     known = [r for r in ends if r['valid_loss'] == r['valid_loss']]  # without NaN
     if not known:
@@ -54,14 +54,14 @@ def dagger(
     name: str,  # Of a backbone, a run or a variant
     warned: bool,  # Did its training go wrong?
 ) -> str:
-    "The name as a table shows it"
+    "Add a dagger to a name whose training went wrong"
     return f'{name} †' if warned else name
 
 
 def shown_names(
     rows: list,  # Dicts with a `backbone` each
 ) -> dict:  # Backbone -> the name to show, in the order of the rows
-    "The backbones of a table, a dagger behind each that has a row with `warned`"
+    "Name the backbones of a table, a dagger behind each that has a row with `warned`"
     bad = {r['backbone'] for r in rows if r.get('warned')}
     return {b: dagger(b, b in bad) for b in dict.fromkeys(r['backbone'] for r in rows)}
 
@@ -70,7 +70,7 @@ def warning_notes(
     results: list,  # Lines of result.jsonl
     names: list = None,  # What to call each of them; by default its method, changes and seed
 ) -> list:  # Sentences; none if nothing went wrong
-    "The footnotes of the daggers in the tables of `results`"
+    "Write the footnotes of the daggers in the tables of `results`"
     out = []
     for i, r in enumerate(results):
         for who, w in (r['numbers'].get('warnings') or {}).items():

@@ -23,7 +23,7 @@ def kept_run(
     facts: dict,  # On what its rows depend: `recipe`, every field of it, and `data`, sizes of the dataset
     seed: int = 0,  # Of its initial weights and its order
 ) -> dict:  # Its `rows`, `steps`, `precision`, `date`, `commit` and more; None if no such run is kept
-    "The kept run whose facts are the very same"
+    "Find the kept run whose facts are the very same"
     same = (e for e in _entries(name) if all(e[k] == v for k, v in facts.items()))
     return next((r for e in same for r in e['runs'] if r['seed'] == seed), None)
 
@@ -32,7 +32,7 @@ def kept_text(
     name: str,  # Of the baseline
     run: dict,  # From `kept_run`
 ) -> str:  # One line
-    "One line that describes a kept run"
+    "Describe a kept run in one line"
     return (
         f'{name}: a kept run of {run["steps"]:,} steps with true categories (seed {run["seed"]}, '
         f'{run["precision"]}, {run["date"]}), not trained here'
@@ -43,7 +43,7 @@ def with_kept(
     rows: list,  # From `transfer_table`
     run: dict,  # From `kept_run`
 ) -> list:  # More rows
-    "The rows of a table with those of a kept run, each behind the first row of its question"
+    "Add the rows of a kept run to a table, each behind the first row of its question"
     kept = {r['question']: r for r in run['rows']}
     out = []
     for r in rows:

@@ -39,7 +39,7 @@ def pick(
     samples: list,  # Dicts with `score` (high = good) and, to break ties, `tie` (low = good)
     k: int = 4,  # How many of each
 ) -> dict:  # 'best', 'typical', 'worst' -> up to `k` samples each, none twice
-    "The `k` best, the `k` around the median, the `k` worst"
+    "Pick the `k` best, the `k` around the median, the `k` worst"
     ranked = sorted(samples, key=lambda s: (-s['score'], s.get('tie', 0)))
     n = len(ranked)
     k = min(k, n // 3)
@@ -53,7 +53,7 @@ def jpeg_uri(
     img: 'Image.Image',  # A PIL image
     side: int = 240,  # Its longer side in the page, at most
 ) -> str:  # data:image/jpeg;base64,...
-    "A photo as a data URI"
+    "Encode a photo as a data URI"
     img = img.convert('RGB')
     img.thumbnail((side, side))
     buf = io.BytesIO()
@@ -65,7 +65,7 @@ def object_map(
     table: list,  # Rows of the transfer table
     backbone: str,  # Whose rows
 ) -> float:  # Mean average precision over seen and unseen objects in percent, or None
-    "The row of all objects of one backbone"
+    "Look up the score of all objects of one backbone"
     return next((r['value'] for r in table if r['backbone'] == backbone and r['question'] == 'objects'), None)
 
 
@@ -75,15 +75,9 @@ def _own(table):
 
 def _clock(s):
     "Seconds in a readable unit"
-    return (
-        f'{s:.1f} s'
-        if s < 9.95
-        else f'{s:.0f} s'
-        if s < 100
-        else f'{s / 60:.1f} min'
-        if s < 6000
-        else f'{s / 3600:.1f} h'
-    )
+    if s < 100:
+        return f'{s:.1f} s' if s < 9.95 else f'{s:.0f} s'
+    return f'{s / 60:.1f} min' if s < 6000 else f'{s / 3600:.1f} h'
 
 # %% ../../nbs/reports/40_page.ipynb #74611a55
 def _heads(res):
@@ -139,12 +133,19 @@ def _learning(log, staged=False, bands=None):
         rows = [r for r in log if r.get(name) not in (None, '')]
         return [float(r['step']) for r in rows], [float(r[name]) for r in rows]
 
+    if not log:
+        return []
     loss = loss_curves(log)
     bands = bands or {}
-    cols = {k: col(k, log) for k in (log[0] if log else {}) if k.startswith('lr')}
+    cols = {k: col(k, log) for k in log[0] if k.startswith('lr')}
     lrs = {}
     for k, v in cols.items():
-        name = f'group {k[2:]}' if staged else 'backbone' if k == 'lr0' else 'the rest' if 'the rest' not in lrs else k
+        if staged:
+            name = f'group {k[2:]}'
+        elif k == 'lr0':
+            name = 'backbone'
+        else:
+            name = k if 'the rest' in lrs else 'the rest'
         if v not in lrs.values():
             lrs[name] = v
     if len(lrs) == 1:
@@ -156,20 +157,10 @@ def _learning(log, staged=False, bands=None):
         for a, b in zip(xs, ys)
         if a >= 0.05 * max(xs)
     ]
-    return (
-        [
-            curves_svg(loss, x='steps', y='loss', top=max(late, default=None), bands=bands),
-            curves_svg(lrs, x='steps', y='learning rate', zero=True),
-        ]
-        if log
-        else []
-    )
-
-
-def _cost(seconds, note):
-    "The stages as bars of their share, with seconds"
-    most = max(max(seconds.values(), default=0), 1e-9)
-    return render_macro('cost', [(k, 100 * v / most, _clock(v)) for k, v in seconds.items()], note)
+    return [
+        curves_svg(loss, x='steps', y='loss', top=max(late, default=None), bands=bands),
+        curves_svg(lrs, x='steps', y='learning rate', zero=True),
+    ]
 
 # %% ../../nbs/reports/40_page.ipynb #a427c850
 def _scores(rows):
@@ -244,11 +235,8 @@ def _left_out(num):
         if twins.get(k):
             facts[what] = twins[k]
     rows = [dict(photo=k, why=v) for k, v in list(bad.items())[:20]]
-    return (
-        facts_html(facts) + table_html(rows, f'The first {len(rows)} of {len(bad)}' if len(bad) > len(rows) else '')
-        if facts
-        else ''
-    )
+    caption = f'The first {len(rows)} of {len(bad)}' if len(bad) > len(rows) else ''
+    return facts_html(facts) + table_html(rows, caption) if facts else ''
 
 # %% ../../nbs/reports/40_page.ipynb #73ca4b0a
 def report_html(
@@ -261,7 +249,7 @@ def report_html(
     # see `vlrep.evaluation.samples` and `vlrep.evaluation.grounding`; `figures`, as
     # `figures_html` takes them; or captions alone
 ) -> str:  # The page
-    "The page of one run"
+    "Fill the page of one run"
     num = res['numbers']
     data = info['data']['name']
     n = info['threads']
@@ -269,6 +257,7 @@ def report_html(
         f'Together {_clock(sum(res["seconds"].values()))} on {n} thread{("s" if n > 1 else "")}; '
         f'training went through {num["images_per_second"]:,.0f} images a second.'
     )
+    most = max(max(res['seconds'].values(), default=0), 1e-9)
     said = table_html(
         wide_rows(num.get('caption_table') or []),
         'Scores against human references, in percent; chance is a human caption of another picture.',
@@ -289,7 +278,7 @@ def report_html(
             notes=_notes([dict(info=info, res=res)]),
             run=facts_html(_what(info, res)),
             said=info.get('notes', []),
-            cost=_cost(res['seconds'], cost),
+            cost=render_macro('cost', [(k, 100 * v / most, _clock(v)) for k, v in res['seconds'].items()], cost),
             curves=_learning(log, staged, bands),
             reference=usual[0].upper() + usual[1:],
             transfer=_scores(num.get('table')),
@@ -315,7 +304,7 @@ def _read_run(run):
 def shown_files(
     *runs,  # Folders whose files are shown
 ) -> 'Iterator[None]':
-    "In its body a value of the wrong type or a missing one is a `ValueError` that names the folder"
+    "Turn an error over a value of the wrong type or a missing one into a `ValueError` that names the folder"
     try:
         yield
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RecursionError) as e:
@@ -344,22 +333,19 @@ def write_report(
 def read_results(
     *paths,  # Files of JSON lines, or folders that hold some
 ) -> list:  # One dict a line, in the order of the files' names
-    "Every result in `paths`; a folder that is not there holds none"
+    "Read every result in `paths`; a folder that is not there holds none"
 
-    def of(p):
-        return sorted(p.glob('*.jsonl')) if p.is_dir() else [p] if p.is_file() else []
-
-    files = [f for p in paths for f in of(Path(p))]
     out = []
-    for f in files:
-        out += [line for _, line in json_lines(f)]
+    for p in map(Path, paths):
+        for f in [p] if p.is_file() else sorted(p.glob('*.jsonl')):
+            out += [line for _, line in json_lines(f)]
     return out
 
 
 def over_seeds(
     results: list,  # Lines of one method on the world, one a seed
 ) -> list:  # Dicts `question, chance, ...`, one text for each backbone
-    """One row for each question: mean over the runs, with the lowest and the highest
+    """Average each question over the runs, with the lowest and the highest
 
     A dagger if one of them went wrong, see `warning_notes`
     """
@@ -370,10 +356,10 @@ def over_seeds(
 
     def cell(ts):
         v = [t['value'] for t in ts]
-        return dagger(
-            f'{sum(v) / len(v):.1f}' + (f' ({min(v):.1f} to {max(v):.1f})' if len(v) > 1 else ''),
-            any(t.get('warned') for t in ts),
-        )
+        text = f'{sum(v) / len(v):.1f}'
+        if len(v) > 1:
+            text += f' ({min(v):.1f} to {max(v):.1f})'
+        return dagger(text, any(t.get('warned') for t in ts))
 
     first = {q: next(iter(by.values()))[0] for q, by in got.items()}
     return [
@@ -390,11 +376,13 @@ def _names(runs):
     """
     method = [r['info']['method'] for r in runs]
     seed = [f'{m} {r["info"]["seed"]}' for m, r in zip(method, runs)]
-    names = [
-        m if method.count(m) == 1 else s if seed.count(s) == 1 else f'{s} {r["name"]}'
-        for m, s, r in zip(method, seed, runs)
-    ]
-    return [dagger(n, m in (r['res']['numbers'].get('warnings') or {})) for n, m, r in zip(names, method, runs)]
+    names = []
+    for m, s, r in zip(method, seed, runs):
+        name = m
+        if method.count(m) > 1:
+            name = s if seed.count(s) == 1 else f'{s} {r["name"]}'
+        names.append(dagger(name, m in (r['res']['numbers'].get('warnings') or {})))
+    return names
 
 
 def _merged(tables):
@@ -451,11 +439,9 @@ def _curves(runs):
         lines = {}
         late = []
         for n, r in runs.items():
-            rows = (
-                [(float(l['step']), float(l['valid_loss'])) for l in r['log'] if l.get('valid_loss') is not None]
-                if r['info']['method'] == m
-                else []
-            )
+            if r['info']['method'] != m:
+                continue
+            rows = [(float(l['step']), float(l['valid_loss'])) for l in r['log'] if l.get('valid_loss') is not None]
             if rows:
                 lines[n] = tuple(zip(*rows))
                 late += [b for a, b in rows if a >= 0.05 * rows[-1][0]]
@@ -466,10 +452,10 @@ def _curves(runs):
 def _costs(runs):
     "Seconds of each stage, images a second, parameters; one column for each run"
 
-    def train(n):
-        return {'bicaptioning', runs[n]['info']['method']}
-
-    secs = {n: {'training' if k in train(n) else k: v for k, v in runs[n]['res']['seconds'].items()} for n in runs}
+    secs = {
+        n: {'training' if k in ('bicaptioning', r['info']['method']) else k: v for k, v in r['res']['seconds'].items()}
+        for n, r in runs.items()
+    }
     stages = list(dict.fromkeys(k for s in secs.values() for k in s))
     num = {n: r['res']['numbers'] for n, r in runs.items()}
 
@@ -492,7 +478,7 @@ def _costs(runs):
 def comparison_html(
     runs: list,  # Dicts `name, info, res, log`, as a run folder holds them
 ) -> str:  # The page
-    "The page of several runs"
+    "Fill the page of several runs"
     runs = dict(zip(_names(runs), runs))
 
     def tables(k):

@@ -64,7 +64,7 @@ def _differing(info, entry):
 def loss_curves(
     rows: list,  # Rows of log.csv: `step`, `train_loss`, `valid_loss`; numbers, or texts that stand for some
 ) -> dict:  # 'training' and 'held out' -> (steps, losses)
-    "The losses of a run, as its report draws them"
+    "Collect the losses of a run, as its report draws them"
 
     def col(name, rows):
         kept = [r for r in rows if r.get(name) not in (None, '')]
@@ -87,7 +87,7 @@ def gather_curves(
     overfit: list | tuple = (),  # Steps that `--overfit` took, for each of some seeds
     most: int = 40,  # Points of a curve
 ) -> dict:  # What a reference holds: facts, `seeds`, `curves` and `overfit`
-    "What several runs of one recipe have in common: the range of their losses at each step"
+    "Gather the range of the losses of several runs of one recipe at each step"
     first = runs[0][0]
     for info, _ in runs[1:]:
         if other := _differing(info, first):
@@ -130,7 +130,7 @@ def usual_range(
     curve: dict,  # `mean`, `low` and `high` at some `steps`
     runs: int,  # How many there were
 ) -> tuple:  # (steps, lows, highs)
-    "The range in which the loss of another run is expected"
+    "Compute the range in which the loss of another run is expected"
     wide = [b - a for a, b in zip(curve['low'], curve['high'])]
     way = max(curve['mean'], default=0) - min(curve['mean'], default=0)
     if runs > 1:
@@ -143,15 +143,17 @@ def usual_range(
     return steps, [a - d for a, d in zip(low, add)], [b + d for b, d in zip(high, add)]
 
 
+def _side(loss, low, high):
+    if loss < low:
+        return 'below'
+    return 'within' if loss <= high else 'above'  # NaN is above
+
+
 def _outside(steps, losses, band):
     "(kind, first step, last step, loss there, its range) of a curve that leaves the `band`; None if it does not"
     limits = {s: (a, b) for s, a, b in zip(*band)}
     both = [(s, l, *limits[s]) for s, l in zip(steps, losses) if s in limits]
-
-    def side(l, a, b):
-        return 'below' if l < a else 'within' if l <= b else 'above'  # NaN is above
-
-    sides = [side(*p[1:]) for p in both]
+    sides = [_side(*p[1:]) for p in both]
     bad = [i for i, k in enumerate(sides) if k != 'within' and (i + 1 == len(sides) or k == sides[i + 1])]
     if not bad:
         return None
@@ -174,10 +176,8 @@ def reference_curve(
     method: str,  # One of `METHODS`
     recipe: str = 'world',  # 'tiny', for `vlrep pretrain --tiny`, or the name of a recipe
 ) -> dict:  # As from `gather_curves`: facts, `seeds`, `curves` of 'training' and 'held out', `overfit`
-    "The losses of runs that are known to be right; a `ValueError` if there are none"
+    "Look up the losses of runs that are known to be right; a `ValueError` if there are none"
     there = _entries(method)
-    if not there:
-        raise ValueError(f'method {method!r}: no reference curves are kept of it')
     if recipe not in there:
         raise did_you_mean(f'reference of {method}', recipe, there)
     return copy.deepcopy(there[recipe])
@@ -197,18 +197,11 @@ def _none(method, other):
     return f'no reference of this recipe ({", ".join(other[:2])}{more})'
 
 # %% ../../nbs/reports/25_reference.ipynb #fa8c4434
-def _outlier(out, name, total):
-    "What is outside, in words"
-    kind, first, last, loss, low, high = out
-    since = '' if first == last else f', from step {first:.0f} ' + ('on' if last == total else f'to {last:.0f}')
-    return f'{kind} %s: {name} {loss:.4g} at step {last:.0f}, where {low:.4g} to {high:.4g} is usual{since}'
-
-
 def curve_bands(
     info: dict,  # recipe.json of a run
     there: dict = None,  # Name -> reference, as from `gather_curves`; by default those of the run's method
 ) -> dict:  # 'training' and 'held out' -> (steps, lows, highs); {} if there is no reference
-    "The ranges in which the losses of a run are expected"
+    "Look up the ranges in which the losses of a run are expected"
     nearest = _nearest(info, _entries(info['method']) if there is None else there)
     if nearest is None or nearest[2]:
         return {}
@@ -237,9 +230,11 @@ def curve_verdict(
     found = [(out, k) for k, b in bands.items() if (out := _outside(*read[k], b))]
     if not found:
         return dict(kind='within', text=f'loss as usual: within {of}', name=nearest[0])
-    out, name = min(found, key=lambda f: f[0][1])
-    text = _outlier(out, name, max(read[name][0])) % of
-    return dict(kind=out[0], text=f'loss {text}', name=nearest[0])
+    (kind, first, last, loss, low, high), name = min(found, key=lambda f: f[0][1])
+    text = f'loss {kind} {of}: {name} {loss:.4g} at step {last:.0f}, where {low:.4g} to {high:.4g} is usual'
+    if first < last:
+        text += f', from step {first:.0f} ' + ('on' if last == max(read[name][0]) else f'to {last:.0f}')
+    return dict(kind=kind, text=text, name=nearest[0])
 
 # %% ../../nbs/reports/25_reference.ipynb #c01c47fc
 def compare_curve(
@@ -276,6 +271,6 @@ def overfit_verdict(
     low = min(took)
     high = max(took)
     usual = f'usual: {low} to {high}' if high > low else f'usual: {low}'
-    return usual + (
-        ', this is slow' if steps is None or steps > 2 * high else ', this is fast' if steps < low / 2 else ''
-    )
+    if steps is None or steps > 2 * high:
+        return f'{usual}, this is slow'
+    return f'{usual}, this is fast' if steps < low / 2 else usual

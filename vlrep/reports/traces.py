@@ -27,7 +27,7 @@ _TURBO = (
 def time_colour(
     part: float,  # Of the time, 0 the beginning and 1 the end; what lies beyond is taken as these
 ) -> tuple:  # red, green, blue, 0 to 255 each
-    "The colour of a moment, from blue to red"
+    "Choose the colour of a moment, from blue to red"
     x = min(max(float(part), 0.0), 1.0) * (len(_TURBO) - 1)
     i = min(int(x), len(_TURBO) - 2)
     return tuple(round(a + (x - i) * (b - a)) for a, b in zip(_TURBO[i], _TURBO[i + 1]))
@@ -36,7 +36,7 @@ def time_colour(
 def luminance(
     rgb: tuple | list,  # red, green, blue, 0 to 255 each
 ) -> float:  # 0 black to 1 white
-    "Relative luminance, as WCAG defines it"
+    "Compute the relative luminance, as WCAG defines it"
     lin = [c / 12.92 if (c := v / 255) <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for v in rgb]
     return 0.2126 * lin[0] + 0.7152 * lin[1] + 0.0722 * lin[2]
 
@@ -87,25 +87,26 @@ def strokes_svg(
     end: float,  # Seconds at which the last colour is reached
     shades: int = 32,  # Colours
 ) -> str:  # SVG elements, for a picture of 100 by 100
-    "The mouse's path, coloured by time; a dot where a stroke begins"
+    "Draw the mouse's path, coloured by time; a dot where a stroke begins"
     return render_macro('strokes', _path(strokes, end, shades))
 
 # %% ../../nbs/reports/30_traces.ipynb #6508bb3e
+def _runs(cells):
+    "Begin and end of each row of neighbouring cells that are set"
+    return np.flatnonzero(np.diff(np.pad(cells.astype(int), 1))).reshape(-1, 2)
+
+
 def mask_edge(
     mask: np.ndarray | list,  # Which cells (h,w)
 ) -> str:  # The `d` of an SVG path, one unit a cell
-    "The lines around the cells of a mask"
+    "Trace the lines around the cells of a mask"
     m = np.pad(np.asarray(mask, bool), 1)
     h = m.shape[0] - 2
     w = m.shape[1] - 2
     if not h * w:
         raise ValueError(f'mask: wanted (h,w), not {np.shape(mask)}')
-
-    def runs(e):
-        return [(a, b) for a, b in np.flatnonzero(np.diff(np.pad(e.astype(int), 1))).reshape(-1, 2)]
-
-    across = ''.join(f'M{a} {y}H{b}' for y in range(h + 1) for a, b in runs(m[y, 1:-1] != m[y + 1, 1:-1]))
-    return across + ''.join(f'M{x} {a}V{b}' for x in range(w + 1) for a, b in runs(m[1:-1, x] != m[1:-1, x + 1]))
+    across = ''.join(f'M{a} {y}H{b}' for y in range(h + 1) for a, b in _runs(m[y, 1:-1] != m[y + 1, 1:-1]))
+    return across + ''.join(f'M{x} {a}V{b}' for x in range(w + 1) for a, b in _runs(m[1:-1, x] != m[1:-1, x + 1]))
 
 # %% ../../nbs/reports/30_traces.ipynb #1a55f7c4
 def _word_pictures(word, said, end):
@@ -115,11 +116,7 @@ def _word_pictures(word, said, end):
     mask = np.asarray(word['mask'], bool)
     edge = mask_edge(mask)
     h, w = mask.shape
-    cells = ''.join(
-        f'M{a} {y}H{b}v1H{a}z'
-        for y, row in enumerate(mask)
-        for a, b in np.flatnonzero(np.diff(np.pad(row.astype(int), 1))).reshape(-1, 2)
-    )
+    cells = ''.join(f'M{a} {y}H{b}v1H{a}z' for y, row in enumerate(mask) for a, b in _runs(row))
     return dict(
         word=text.strip('.,;:!?'),
         color=_hex(color),
@@ -137,8 +134,10 @@ def traces_html(
     samples: list,  # Dicts of `vlrep.evaluation.grounding.trace_samples`: `image` (data URI, square), `end` in seconds,
     # `strokes`, `said`, `words`
 ) -> str:  # A block for each
-    """Each picture with the mouse's path over it, what was said, and for each word its mask above and the network's
-    attention below"""
+    """Show each picture with the mouse's path over it, what was said, and for each word its mask and the attention
+
+    The mask stands above, the network's attention below
+    """
 
     def told(s):
         end = max(s['end'], 1e-9)

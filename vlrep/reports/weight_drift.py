@@ -34,18 +34,10 @@ _NAMES = {
 _ENDS = re.compile(r'(?:^|\.)(' + '|'.join(sorted(map(re.escape, _NAMES), key=len, reverse=True)) + ')$')
 
 
-def _packed(owner, w, state):
-    "Which matrices a fusion model's `project` holds, from its height as a multiple of the width of attention"
-    out = state.get(f'{owner}out.weight')
-    if out is None:
-        return 'KV' if 'halves.' in owner else ''  # else a projection of regions, no attention
-    return {1: 'Q', 3: 'QKV'}.get(len(w) / out.shape[1], '')
-
-
 def attention_matrices(
     state: dict,  # Name -> tensor: the weights of a model with attention
 ) -> dict:  # (layer, part of it, one of W_Q, W_K, W_V, W_O) -> float64 array
-    "The four matrices of every attention in a model; a `ValueError` if there is none"
+    "Collect the four matrices of every attention in a model; a `ValueError` if there is none"
     # of a fine-tuned run
     out = {}
     state = {k.removeprefix('body.'): w for k, w in state.items()}
@@ -58,7 +50,12 @@ def attention_matrices(
             continue
         kinds = _NAMES[found[1]]
         if kinds == 'P':
-            kinds = _packed(owner, w, state)
+            # a fusion model's `project`: its height is a multiple of the width of attention
+            out_proj = state.get(f'{owner}out.weight')
+            if out_proj is not None:
+                kinds = {1: 'Q', 3: 'QKV'}.get(len(w) / out_proj.shape[1], '')
+            else:
+                kinds = 'KV' if 'halves.' in owner else ''  # else a projection of regions, no attention
         if not kinds or len(w) % len(kinds):
             continue
         place = re.fullmatch(r'(.*?\.?\d+)(?:\.(.*))?', owner.rstrip('.'))
@@ -70,22 +67,16 @@ def attention_matrices(
     return out
 
 # %% ../../nbs/reports/15_weight_drift.ipynb #6715000d
-def _angle(a, b, where):
-    "The angle between two arrays, as a part of half a turn"
-    n = np.linalg.norm(a)
-    m = np.linalg.norm(b)
-    if not n or not m:
-        raise ValueError(f'{where}: is zero everywhere, and has no direction')
-    a = a / n
-    b = b / m
-    return 2 * math.atan2(np.linalg.norm(a - b), np.linalg.norm(a + b)) / math.pi  # arccos, exact for small angles too
+def _angle(a, b):
+    "Measure the angle between two arrays of length 1, as a part of half a turn: arccos, exact for small angles too"
+    return 2 * math.atan2(np.linalg.norm(a - b), np.linalg.norm(a + b)) / math.pi
 
 
 def weight_drift(
     before: dict,  # Name -> tensor: a model's weights before fine-tuning
     after: dict,  # And after it; names and shapes are the same
 ) -> list:  # Dicts: `layer`, `part`, `matrix`, `l1`, `angle`; one for each matrix of attention
-    "How far each matrix of attention has moved; a `ValueError` names one that is missing, of another shape, not finite"
+    "Measure how far each matrix of attention has moved; a `ValueError` names one that is missing or cannot be compared"
     was = attention_matrices(before)
     now = attention_matrices(after)
     if odd := [*(was.keys() ^ now.keys())]:
@@ -96,18 +87,19 @@ def weight_drift(
         where = '.'.join(p for p in (layer, part, matrix) if p)
         if a.shape != b.shape:
             raise ValueError(f'{where}: {a.shape} before, {b.shape} after')
-        if not (np.isfinite(a).all() and np.isfinite(b).all()):
-            raise ValueError(f'{where}: holds what is not finite')
-        out.append(
-            dict(layer=layer, part=part, matrix=matrix, l1=float(np.abs(b - a).mean()), angle=_angle(a, b, where))
-        )
+        n = np.linalg.norm(a)
+        m = np.linalg.norm(b)
+        if not (0 < n < np.inf and 0 < m < np.inf):
+            raise ValueError(f'{where}: has no direction, is zero everywhere or not finite')
+        l1 = float(np.abs(b - a).mean())
+        out.append(dict(layer=layer, part=part, matrix=matrix, l1=l1, angle=_angle(a / n, b / m)))
     return out
 
 
 def layer_drift(
     rows: list,  # From `weight_drift`
 ) -> list:  # Dicts: `layer`, `l1`, `angle`, means over its matrices, and `matrices`, their number
-    "The drift of each layer, in their order"
+    "Average the drift of each layer, in their order"
     layers = {}
     for r in rows:
         layers.setdefault(r['layer'], []).append(r)
@@ -120,7 +112,7 @@ def layer_drift(
 def drift_rows(
     rows: list,  # From `weight_drift`
 ) -> list:  # Dicts of equal columns: layer, then L1 and angle of each kind of matrix; '' where a layer has none
-    "A table with a row for each layer and part of it, in their order"
+    "Make a table with a row for each layer and part of it, in their order"
     kinds = list(dict.fromkeys(r['matrix'] for r in rows))
     places = {}
     for r in rows:
@@ -139,7 +131,7 @@ def drift_lines(
     rows: list,  # From `weight_drift`
     value: str = 'angle',  # l1 or angle
 ) -> dict:  # Kind of matrix -> (numbers of layers from 1, means over the layer's parts)
-    "What a figure shows: a line for each kind of matrix"
+    "Make the lines of a figure, one for each kind of matrix"
     number = {k: i for i, k in enumerate(dict.fromkeys(r['layer'] for r in rows), 1)}
     out = {}
     for m in dict.fromkeys(r['matrix'] for r in rows):
@@ -155,9 +147,8 @@ def drift_figure(
     drifts: dict,  # Name of a model -> its rows from `weight_drift`
     colors: dict = None,  # Name -> colour
 ) -> plt.Figure:
-    "L1 and angle of each layer, a line for each model"
-    if not drifts:
-        raise ValueError('drifts: not a single model')
+    "Draw L1 and angle of each layer, a line for each model"
+
     fig, axes = plt.subplots(1, 2, figsize=(8.4, 3), layout='constrained')
     for name, rows in drifts.items():
         layers = layer_drift(rows)

@@ -97,8 +97,6 @@ class FinetuneModel(nn.Module):
         super().__init__()
         if not isinstance(body, Fuses):
             raise ValueError(f'{type(body).__name__}: has no `fuse`, so it cannot combine a text and an image')
-        if pooler not in ('cls', 'last'):
-            raise ValueError(f'pooler={pooler!r}: cls or last')
         pooler = 'cls' if body.poolers == ('cls',) else pooler
         self.body = body
         self.frozen = frozen

@@ -34,7 +34,7 @@ def told_examples(
     n: int = 10,  # How many
     seed: int = 0,  # Which
 ) -> list:  # As `cards_html` takes them
-    "Some examples with their images, decisions and targets"
+    "Draw some examples with their images, decisions and targets"
     rows = np.sort(rng(seed, 'told examples').permutation(len(examples))[:n])
     out = []
     for i in rows:
@@ -87,19 +87,10 @@ def _numbers(info, res):
     }
 
 
-def _drift(rows):
-    "The drift of the attention weights, as figures and a table; '' if it was not measured"
-    if not rows:
-        return ''
-    said = (
-        'Drift of each attention matrix in full fine-tuning: L1, the mean absolute change of a weight, and the '
-        'angle between the weights before and after, divided by π (0: the same direction, 0.5: orthogonal).'
-    )
-    curves = [
-        curves_svg(drift_lines(rows, k), x='layer', y=y, zero=True)
-        for k, y in (('l1', 'L1'), ('angle', 'angle, in half turns'))
-    ]
-    return render_macro('two', curves) + table_html(drift_rows(rows), said)
+_DRIFT = (
+    'Drift of each attention matrix in full fine-tuning: L1, the mean absolute change of a weight, and the '
+    'angle between the weights before and after, divided by π (0: the same direction, 0.5: orthogonal).'
+)
 
 
 def _curves(log, history):
@@ -121,7 +112,7 @@ def task_report_html(
     log: list | tuple = (),  # Rows of log.csv
     examples: list | tuple = (),  # From `told_examples`
 ) -> str:  # The page
-    "The page of a fine-tuned run"
+    "Fill the page of a fine-tuned run"
     rows = res['numbers']['table']
     ft = info['finetune']
     care = (
@@ -129,12 +120,19 @@ def task_report_html(
         'Each row names its examples, valid or test.'
     )
     scores = bars_html(rows) + table_html(wide_rows(rows), care) if rows else ''
+    drift = res['numbers'].get('drift')
+    if drift:
+        curves = [
+            curves_svg(drift_lines(drift, k), x='layer', y=y, zero=True)
+            for k, y in (('l1', 'L1'), ('angle', 'angle, in half turns'))
+        ]
+        drift = render_macro('two', curves) + table_html(drift_rows(drift), _DRIFT)
     return page_html(
         f'{info["method"]} on {ft["task"]}',
         {
             'Results, with the image and without': scores,
             'Learning': render_macro('two', _curves(list(log), res['numbers']['history'])),
-            'Drift of the weights': _drift(res['numbers'].get('drift', [])),
+            'Drift of the weights': drift or '',
             'Examples': cards_html(list(examples)) if examples else '',
             'What was run': facts_html(_numbers(info, res)),
             'The plan': facts_html({k: str(v) for k, v in ft['plan'].items()}),
@@ -149,8 +147,6 @@ def write_task_report(
     "Write the page of a fine-tuned run"
     run = Path(getattr(run, 'path', run))
     info = read_run_facts(run, ('method', 'finetune'))
-    if not (run / 'result.jsonl').is_file():
-        raise ValueError(f'{run}: has no result yet; resume with: vlrep resume {run}')
     res = last_result(run)
     log = log_rows(run)
     samples = read_json(run / 'samples.json') if (run / 'samples.json').is_file() else {}

@@ -21,6 +21,7 @@ from ...data.loader import StatefulLoader
 from ...data.tasks import TaskDataset
 from ...data.text_pairs import encode_pairs
 from ...data.transforms import EvalTransform
+from ..base import score_row
 from .model import FinetuneModel
 from .plan import FinetuneTask
 from .training import TaskCollator
@@ -40,7 +41,7 @@ def decide_all(
     bs: int = 256,  # Examples at a time
     blind: bool = False,  # Without the image?
 ) -> np.ndarray:  # As `task.decide` gives it
-    "The decisions of the model for all examples, in their order"
+    "Decide for all examples, in their order"
     p = next(model.parameters())
     dl = StatefulLoader(
         examples,
@@ -60,16 +61,17 @@ def _rows(task, examples, decisions, *, constant, who, question, seed):
     got = task.measure(decisions, examples, seed=seed)
     chance = task.measure(np.repeat(constant, len(examples), 0), examples, seed=seed, draws=1)
     return [
-        dict(
-            question=question + (f', {m}' if len(got) > 1 else ''),
-            metric=m,
-            backbone=who,
-            n=len(examples),
-            **{
-                k: round(100 * float(v), 3) for k, v in zip(('chance', 'value', 'low', 'high'), (chance[m][0], *got[m]))
-            },
+        score_row(
+            f'{question}, {m}' if len(got) > 1 else question,
+            m,
+            who,
+            len(examples),
+            chance=chance[m][0],
+            value=value,
+            low=low,
+            high=high,
         )
-        for m in got
+        for m, (value, low, high) in got.items()
     ]
 
 
@@ -79,7 +81,7 @@ def task_draws(
     decisions: np.ndarray,  # From `decide_all`
     draws: int = 200,  # Number of bootstrap resamples of images, each with all its questions
 ) -> dict:  # Metric -> `draws` scores in percent
-    "Each score under bootstrap resamples of the images, the same for every model evaluated on these images"
+    "Compute each score under bootstrap resamples of the images, the same for every model evaluated on them"
     images, at = np.unique(examples.rows, return_inverse=True)
     out = {}
     base = copy.copy(examples)
@@ -106,15 +108,19 @@ def task_rows(
     seed: int = 0,  # Of the bootstrap
     draws: int = 0,  # How many resamplings of each score are kept as `draws`, see `task_draws`
 ) -> list:  # Dicts `question, metric, backbone, n, chance, value, low, high`, in percent
-    "The table of a task"
+    "Make the table of a task"
     constant = task.constant(train)
     q = f'{task.name} {examples.split}'
-    both = [(decisions, who), *([(alone, f'{who}, no image')] if alone is not None else [])]
-    rows = [r for d, name in both for r in _rows(task, examples, d, constant=constant, who=name, question=q, seed=seed)]
-    for d, name in both if draws else ():
-        kept = task_draws(task, examples, d, draws)
-        for r in (r for r in rows if r['backbone'] == name):
-            r['draws'] = kept[r['metric']]
+    both = [(decisions, who)]
+    if alone is not None:
+        both.append((alone, f'{who}, no image'))
+    rows = []
+    for d, name in both:
+        new = _rows(task, examples, d, constant=constant, who=name, question=q, seed=seed)
+        if draws:
+            kept = task_draws(task, examples, d, draws)
+            new = [r | dict(draws=kept[r['metric']]) for r in new]
+        rows += new
     for kind in sorted(set(examples.kinds or []) - {None}):
         at, known = (np.flatnonzero([k == kind for k in e.kinds or []]) for e in (examples, train))
         if len(known):
@@ -149,7 +155,7 @@ class Answerer:
         self,
         boxes: list,  # Of tuples x0 y0 x1 y1, parts of width and height; None
     ) -> dict:  # `region_boxes` (1,n,4) and `region_counts` (1,), or nothing
-        "The boxes of one image as a batch; a `ValueError` says what is wrong with them"
+        "Turn the boxes of one image into a batch; a `ValueError` says what is wrong with them"
         if self.regions == 'files':
             raise ValueError(
                 'this run reads region features from files: it answers about images that have them, with '
@@ -202,7 +208,7 @@ class Answerer:
         boxes: list = None,  # As for `answer`
         bs: int = 64,  # Questions at a time
     ) -> Tensor:  # (k,), or (n,k) for a list
-        "The probability of each label"
+        "Compute the probability of each label"
         if self.task.closed or not self.task.asks:
             raise ValueError(
                 f'this run was fine-tuned on {self.task.name} ({self.task.explain}): it answers no questions'

@@ -46,17 +46,17 @@ class TaskCollator:
         self.regions = regions
 
     def texts(self, source: TaskDataset, rows: np.ndarray) -> dict:
-        "`tok`, `lens`, `segments`, and how many tokens were `cut`"
+        "Encode the texts of examples: `tok`, `lens`, `segments`, and how many tokens were `cut`"
         return encode_pairs(self.tok, *source.texts(rows), max_len=self.max_len)
 
     def all_texts(self, source: TaskDataset) -> TextBuffer:
-        "The text of each example; of a pair both, with `MARK` between"
+        "Collect the text of each example; of a pair both, with `MARK` between"
         if not source.pairs:
             return source.captions
         return TextBuffer([MARK.join(source.captions[i])] for i in range(len(source)))
 
     def uncut(self, texts: list) -> list:
-        "The tokens of texts or pairs, special ones included, however many there are"
+        "Encode texts or pairs without a limit, special tokens included"
         return uncut_pairs(self.tok, texts)
 
     def __call__(
@@ -67,7 +67,7 @@ class TaskCollator:
         seed: int,  # Not used
         flip: np.ndarray,  # None is mirrored: a question may say left
     ) -> dict:  # `tok`, `segments` (b,s), `lens` (b,), `target` (b,k) if it is known, `region_*`
-        "What a batch holds in addition to the images"
+        "Collate what a batch holds in addition to the images"
         if flip.any():
             raise ValueError('flip_p: images of a task are not mirrored, for its texts say left and right')
         out = {k: v for k, v in self.texts(source, rows).items() if k != 'cut'}
@@ -84,8 +84,6 @@ class Rounds:
         dl: StatefulLoader,  # Its batches follow from epoch and step
         every: int,  # Steps of a round
     ):
-        if every < 1:
-            raise ValueError(f'every={every}: at least 1 step')
         self.dl = dl
         self.every = int(every)
         self.at = 0
@@ -148,24 +146,20 @@ class TaskScore(Metric):
         self.rows.append(rows)
         self.said.append(self.task.decide(learn.pred['logits'].float(), self.examples.classes))
 
-    def _all(self):
-        "Rows and decisions of all processes, in the order of one"
-        got = self.dist.objects((self.rows, self.said))
-        rows, said = ([x for share in part for x in share] for part in zip(*got))
-        if not rows:
-            return None, None
-        rows = np.concatenate(rows)
-        said = np.concatenate(said)
-        order = np.argsort(rows, kind='stable') if self.dist.world_size > 1 else slice(None)
-        return rows[order], said[order]
-
     @property
     def value(self) -> float:
         "From 0 to 1; of several metrics the first"
         if self._value is None:
-            rows, said = self._all()
-            if rows is None:
+            got = self.dist.objects((self.rows, self.said))
+            rows, said = ([x for share in part for x in share] for part in zip(*got))
+            if not rows:
                 return None
+            rows = np.concatenate(rows)
+            said = np.concatenate(said)
+            if self.dist.world_size > 1:  # the order of one process
+                order = np.argsort(rows, kind='stable')
+                rows = rows[order]
+                said = said[order]
             whole = np.array_equal(rows, np.arange(len(self.examples)))
             seen = self.examples if whole else self.examples.subset(rows)
             self._value = next(iter(self.task.measure(said, seen, draws=1).values()))[0]
@@ -229,8 +223,8 @@ class KeptBest:
             self.weights = {k: v.detach().clone() for k, v in weights.items()}
 
 # %% ../../../nbs/evaluation/finetune/50_training.ipynb #62b06f21
-def _linear(step, total, warmup):
-    "Linear warm-up, then linear decay to 0"
+def _warmup_then_decay(step, total, warmup):
+    "Give the learning rate as a share of its peak: linear warm-up, then linear decay to 0"
     return step / warmup if step < warmup else max(0.0, (total - step) / max(1, total - warmup))
 
 
@@ -239,7 +233,7 @@ def text_limit(
     plan: FinetunePlan,  # Its `max_len` counts
     task: FinetuneTask,  # Its `max_len` counts if the plan has none
 ) -> int:  # Most tokens
-    "The maximum length of a text: as planned, and at most the number of the model's positions"
+    "Find the maximum length of a text: as planned, and at most the number of the model's positions"
     most = body.max_len if body else 0
     if plan.max_len and most and plan.max_len > most:
         raise ValueError(f'max_len={plan.max_len}: the model has positions for {most} tokens only')
@@ -269,7 +263,7 @@ def without_idle(
 def task_loss(
     task: FinetuneTask,  # Its loss counts
 ) -> Callable:  # (output, batch) -> total and count
-    "The loss of a task on the output of `FinetuneModel`"
+    "Make the loss of a task on the output of `FinetuneModel`"
 
     def loss(out, batch):
         return task.loss(out['logits'].float(), batch['target'])
@@ -295,7 +289,7 @@ def finetune_learner(
     cbs: list | tuple = (),  # More callbacks
     log: Callable = print,  # Called with lines about the progress
 ) -> BatchLearner:  # For `fit_task`; `learn.save_run.history` has step, loss and score of each evaluation
-    "fastai's Learner for a task, with the callbacks of the other trainings"
+    "Build fastai's Learner for a task, with the callbacks of the other trainings"
     view = EvalTransform(size or parts['train'].size, whole=True)  # a question is about all of the image
     dist = current_dist()
     several = dict(rank=dist.rank, world_size=dist.world_size, device=dist.device) if dist.world_size > 1 else {}
@@ -318,7 +312,7 @@ def finetune_learner(
     score = TaskScore(task, parts['valid'], dist)
     keeper = BestScore(folder or KeptBest(), score, plan.patience, every=save_every, log=log)
     rules = [
-        LRScheduler(partial(_linear, total=plan.decay_steps or plan.steps, warmup=plan.warmup)),
+        LRScheduler(partial(_warmup_then_decay, total=plan.decay_steps or plan.steps, warmup=plan.warmup)),
         StepSeed(seed, dist.rank),
         MixedPrecision(precision, out=None),
         SkipNonFinite(),

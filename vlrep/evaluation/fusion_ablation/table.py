@@ -7,6 +7,8 @@ __all__ = ['naming_samples', 'inside', 'keep_regions', 'fusion_ablation_table', 
            'measure_fusion_ablation']
 
 # %% ../../../nbs/evaluation/fusion_ablation/10_table.ipynb #ddfa78e8
+from functools import cache
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -19,10 +21,9 @@ from ...data.regions import RegionReader
 from ...data.tokenizer import pad_tokens
 from ...datasets.base import DATASETS
 from ..base import EvaluationContext
-from ..held_out import open_held_out
-from ..transfer import bootstrap_interval, bootstrap_scores, table_text
+from ..held_out import evaluation_images
+from ..transfer import log_table, statistic_row
 from ...models.pretrained import Pretrained
-from ...reports.instability import mark_warned
 
 # %% ../../../nbs/evaluation/fusion_ablation/10_table.ipynb #e91fe5e9
 def naming_samples(
@@ -33,16 +34,13 @@ def naming_samples(
     *,
     max_len: int = 40,  # Most tokens of a caption
 ) -> list:  # (row, ids with [MASK], the word's id, the box of what it names), row after row
-    "Captions with the name of one object masked; a `ValueError` if no caption names any"
-    if dataset.captions is None:
-        raise ValueError(f'{dataset.name}: has no captions, of which a word could be masked')
-    one = {}
+    "Mask the name of one object in each caption; a `ValueError` if no caption names any"
     found = []
 
+    @cache
     def token(word):
-        if word not in one:
-            one[word] = tok.encode([word], 1 << 30)[0][1:-1]
-        return one[word][0] if len(one[word]) == 1 else None
+        pieces = tok.encode([word], 1 << 30)[0][1:-1]
+        return pieces[0] if len(pieces) == 1 else None
 
     for row, r in enumerate(dataset):
         names = [o['category'] for o in r.objects or []]
@@ -64,7 +62,7 @@ def inside(
     regions: Tensor,  # Boxes x0 y0 x1 y1 (b,n,4)
     box: Tensor,  # One for each image (b,4)
 ) -> Tensor:  # (b,n)
-    "The part of each region's area that lies in the box"
+    "Compute the part of each region's area that lies in the box"
     low = torch.maximum(regions[..., :2], box[:, None, :2])
     high = torch.minimum(regions[..., 2:], box[:, None, 2:])
 
@@ -78,7 +76,7 @@ def keep_regions(
     regions: dict,  # `region_feats`, `region_boxes` (b,n,...), perhaps `region_probs`, and `region_counts` (b,)
     keep: Tensor,  # Which ones (b,n) bool
 ) -> dict:  # The same tensors: those that are kept stand first, in their order
-    "Some of the regions"
+    "Keep some of the regions"
     order = (~keep).int().argsort(dim=1, stable=True)
     row = torch.arange(len(keep), device=keep.device)[:, None]
     return {k: keep.sum(1) if k == 'region_counts' else v[row, order] for k, v in regions.items()}
@@ -139,7 +137,7 @@ def fusion_ablation_table(
     bs: int = 64,  # Captions at a time
     keep: int = 0,  # As for `pointing_table`
 ) -> list:  # Rows as those of `transfer_table`; `backbone` names the regions
-    """Nats and top-1 of words that name a thing: with all regions, without others, without the thing, without any
+    """Score words that name a thing, in nats and top-1: with all regions, without others, without the thing, with none
 
     Of the samples those where as many others can be left out as show the thing; `all less none` is the paired
     difference of the first and the last
@@ -155,6 +153,7 @@ def fusion_ablation_table(
         return np.bincount([s[0] for s in samples], fair * v, minlength=len(dataset))
 
     total = sums(np.ones(len(samples)))
+    how = dict(scenes=len(dataset), seed=seed, keep=keep, unit=1, l2=[])
     rows = []
     for j, (metric, unit, chance) in enumerate((('nats', 1, np.log(len(m.tok))), ('top-1', 100, 1 / len(m.tok)))):
         for way, values in got.items():
@@ -163,45 +162,29 @@ def fusion_ablation_table(
             def stat(w):
                 return unit * (w @ part) / np.maximum(w @ total, 1)
 
-            v = dict(zip(('value', 'low', 'high'), bootstrap_interval(stat, len(dataset), seed=seed)))
-            by_chance = 0.0 if way == 'all less none' else round(float(unit * chance), 3)
-            rows.append(
-                dict(
-                    question='masked name of a thing',
-                    metric=metric,
-                    backbone=way,
-                    n=int(fair.sum()),
-                    chance=by_chance,
-                    **{a: round(x, 3) for a, x in v.items()},
-                    l2=[],
-                    **(dict(draws=bootstrap_scores(stat, len(dataset), keep)) if keep else {}),
-                )
-            )
+            by_chance = 0.0 if way == 'all less none' else unit * chance
+            n = int(fair.sum())
+            rows.append(statistic_row('masked name of a thing', metric, way, n, by_chance, stat=stat, **how))
     return rows
 
 # %% ../../../nbs/evaluation/fusion_ablation/10_table.ipynb #c7743baa
 def ask_fusion_ablation(
     context: EvaluationContext,  # The model, and the run that it is from
 ) -> list:  # Rows
-    "The image ablation on the test set of the run's data"
+    "Ablate the image on the test set of the run's data"
     name = context.info['data']['name']
     r = context.recipe
-    if context.splits is not None:
-        dataset = context.splits['test']
-    else:
-        dataset = open_held_out(context)
+    dataset = evaluation_images(context)
     if 'objects' not in DATASETS[name].answers:
         raise ValueError(f'{name}: its records have no objects with boxes, which --on fusion_ablation needs')
     reader = RegionReader(r.regions, r.region_files or None, r.max_regions)
-    return fusion_ablation_table(
-        context.model, dataset, reader, seed=context.info['seed'], keep=getattr(context.options, 'draws', 0)
-    )
+    return fusion_ablation_table(context.model, dataset, reader, seed=context.seed, keep=context.draws)
 
 
 def image_use(
     rows: list,  # Of `fusion_ablation_table`
 ) -> str:
-    "A sentence on the use of the image, from the table"
+    "Say in a sentence whether the image is used, from the table"
     gain = next(r for r in rows if r['metric'] == 'top-1' and r['backbone'] == 'all less none')
     of = f'top-1 {gain["value"]:+.1f} [{gain["low"]:+.1f}, {gain["high"]:+.1f}] points'
     if gain['low'] > 0:
@@ -214,9 +197,9 @@ def image_use(
 def measure_fusion_ablation(
     context: EvaluationContext,  # Right after a training
 ) -> tuple:  # Numbers: `fusion_ablation`; no samples
-    "The table of the image ablation"
+    "Make the table of the image ablation"
     with context.stages('fusion'):
-        rows = mark_warned(ask_fusion_ablation(context), context.warnings)
-    context.log(table_text(rows))
+        rows = ask_fusion_ablation(context)
+    rows = log_table(context, rows)
     context.log(image_use(rows))
     return dict(fusion_ablation=rows), []

@@ -7,6 +7,8 @@ __all__ = ['masked_samples', 'masked_word_table', 'ask_masked_words', 'measure_m
            'show_masked_words']
 
 # %% ../../../nbs/evaluation/masked_words/10_table.ipynb #782f66fa
+from functools import cache
+
 import numpy as np
 import torch
 
@@ -15,15 +17,13 @@ from ...core.seeding import rng
 from ...data.concepts import split_marks
 from ...data.records import ImageTextDataset
 from ...data.tokenizer import pad_tokens
-from ...datasets.base import DATASETS
 from ..base import EvaluationContext
 from ..content import derangement
-from ..held_out import open_held_out
-from ..samples import seen
-from ..transfer import bootstrap_interval, bootstrap_scores, table_text
+from ..held_out import evaluation_images
+from ..samples import larger_image, seen
+from ..transfer import log_table, mean_by_scene, statistic_row
 from ...models.features import plain_batches
 from ...models.pretrained import Pretrained
-from ...reports.instability import mark_warned
 from ...reports.page import jpeg_uri
 
 # %% ../../../nbs/evaluation/masked_words/10_table.ipynb #48eb742a
@@ -36,16 +36,12 @@ def masked_samples(
     seed: int = 0,  # Of the draw
     max_len: int = 30,  # Most tokens of a caption
 ) -> list:  # (row, ids with the mask, its position, the original token), row after row
-    "Captions with one word masked; a `ValueError` if none of the model's words is in them"
-    if dataset.captions is None:
-        raise ValueError(f'{dataset.name}: has no captions, of which a word could be masked')
+    "Mask one word of each caption; a `ValueError` if none of the model's words is in them"
     all_of = []
-    cut = {}
 
+    @cache
     def pieces(w):
-        if w not in cut:
-            cut[w] = tok.encode([w], 1 << 30)[0][1:-1]
-        return cut[w]
+        return tok.encode([w], 1 << 30)[0][1:-1]
 
     for row in range(len(dataset)):
         for text in dataset.captions[row]:
@@ -108,87 +104,47 @@ def masked_word_table(
     bs: int = 64,  # Captions at a time
     keep: int = 0,  # As for `pointing_table`
 ) -> list:  # Rows as those of `transfer_table`, in percent
-    "Top-1 and top-5 accuracy on the masked word, and with less information"
+    "Measure top-1 and top-5 accuracy on the masked word, and with less information"
     known = (m.capabilities['masked_counts']() > 0).cpu().numpy()
     samples = masked_samples(dataset, m.tok, known, n, seed=seed, max_len=m.max_len)
     with m.evaluating():
         got = _asked(m, dataset, samples, bs, seed)
 
-    def sums(v):
-        return np.bincount([s[0] for s in samples], v, minlength=len(dataset))
-
-    total = sums(np.ones(len(samples)))
+    at = [s[0] for s in samples]
+    how = dict(scenes=len(dataset), seed=seed, keep=keep, l2=[])
     rows = []
     named = dict(right=who, other='other image', text='text alone', unigram='unigram')
     for j, (question, metric) in enumerate((('masked word', 'top-1'), ('masked word, five guesses', 'top-5'))):
         for k, hits in got.items():
-            right = sums(hits[:, j])
-
-            def stat(w):
-                return w @ right / np.maximum(w @ total, 1)
-
+            stat = mean_by_scene(hits[:, j], at, len(dataset))
             chance = min(1, (1, 5)[j] / max(1, known.sum()))
-            v = dict(
-                zip(('chance', 'value', 'low', 'high'), (chance, *bootstrap_interval(stat, len(dataset), seed=seed)))
-            )
-            rows.append(
-                dict(
-                    question=question,
-                    metric=metric,
-                    backbone=named[k],
-                    n=len(samples),
-                    **{a: round(100 * x, 3) for a, x in v.items()},
-                    l2=[],
-                    **(dict(draws=bootstrap_scores(stat, len(dataset), keep)) if keep else {}),
-                )
-            )
+            rows.append(statistic_row(question, metric, named[k], len(samples), chance, stat=stat, **how))
     return rows
 
 # %% ../../../nbs/evaluation/masked_words/10_table.ipynb #60156714
-def _test_set(context):
-    "The test images of the run, or None if they have no captions"
-    if context.splits is not None:
-        dataset = context.splits['test']
-    else:
-        dataset = open_held_out(context)
-    return None if dataset.captions is None else dataset
-
-
 def ask_masked_words(
     context: EvaluationContext,  # The model, and the run that it is from
 ) -> list:  # Rows
-    "The masked word of held-out captions, with the right image, with another one, without any"
-    dataset = _test_set(context)
-    if dataset is None:
+    "Predict the masked word of held-out captions, with the right image, with another one, without any"
+    dataset = evaluation_images(context)
+    if dataset.captions is None:
         raise ValueError(f'{context.info["data"]["name"]}: its test images have no captions')
-    return masked_word_table(
-        context.model,
-        dataset,
-        context.info['method'],
-        seed=context.info['seed'],
-        keep=getattr(context.options, 'draws', 0),
-    )
+    return masked_word_table(context.model, dataset, context.method, seed=context.seed, keep=context.draws)
 
 
 def measure_masked_words(
     context: EvaluationContext,  # Right after a training
 ) -> tuple:  # Numbers: `masked_words`; samples: rows of the test set
-    "The table of masked words; nothing if the test images have no captions"
-    if _test_set(context) is None:
+    "Make the table of masked words; nothing if the test images have no captions"
+    test = context.splits['test']
+    if test.captions is None:
         return {}, []
     with context.stages('masked words'):
-        rows = mark_warned(ask_masked_words(context), context.warnings)
-    context.log(table_text(rows))
-    test = context.splits['test']
-    return dict(masked_words=rows), [int(r) for r in rng(context.info['seed'], 'masked').permutation(len(test))[:4]]
+        rows = ask_masked_words(context)
+    rows = log_table(context, rows)
+    return dict(masked_words=rows), rng(context.seed, 'masked').permutation(len(test))[:4].tolist()
 
 # %% ../../../nbs/evaluation/masked_words/10_table.ipynb #e754e803
-def _label(word, guess, swapped):
-    "A word, and what is predicted instead, with its image and with another one"
-    notes = [*([f'{guess}?'] if guess != word else []), *([f'other image: {swapped}'] if swapped != guess else [])]
-    return f'{word} ({"; ".join(notes)})' if notes else word
-
-
 @torch.no_grad()
 def masked_word_maps(
     m: Pretrained,  # Has `attend` and `fill_mask`
@@ -197,7 +153,7 @@ def masked_word_maps(
     big: object = None,  # The same picture with more pixels, to show
     other: object = None,  # Another picture, with which the words are predicted once more
 ) -> dict:  # `image`, `said`, `words`: a dict `word, map` for each, as `words_html` takes it
-    """Each word of a caption masked in turn: the attention of the model, and its prediction where this is another word
+    """Mask each word of a caption in turn: the attention of the model, and its prediction where this is another word
 
     With `other`, also what is predicted from that picture, where it changes the prediction
     """
@@ -216,7 +172,14 @@ def masked_word_maps(
             masked[0, j] = m.tok.mask
             best = [int(m.capabilities['fill_mask'](dict(tok=masked, lens=lens, img=v))[0].argmax()) for v in views]
             word, *guesses = (m.tok.decode([i]) for i in (int(tok[0, j]), *best))
-            out.append(dict(word=_label(word, guesses[0], guesses[-1]), map=maps[j].numpy().round(4).tolist()))
+            notes = []
+            if guesses[0] != word:
+                notes.append(f'{guesses[0]}?')
+            if guesses[-1] != guesses[0]:
+                notes.append(f'other image: {guesses[-1]}')
+            if notes:
+                word += f' ({"; ".join(notes)})'
+            out.append(dict(word=word, map=maps[j].numpy().round(4).tolist()))
         (shown,) = seen(m, [picture if big is None else big])
     return dict(image=jpeg_uri(shown, 192), said=text, words=out)
 
@@ -225,16 +188,14 @@ def show_masked_words(
     context: EvaluationContext,  # Right after a training
     samples: list,  # Those of `measure_masked_words`
 ) -> dict:  # `words`, if the model can `attend`
-    "Held-out captions with each word masked in turn"
+    "Show held-out captions with each word masked in turn"
     if not samples or 'attend' not in context.model.capabilities:
         return {}
     test = context.splits['test']
-    draw = DATASETS[context.info['data']['name']].redraw
+    data = context.info['data']['name']
     other = {r: test[n].load() for r, n in zip(samples, samples[1:] + samples[:1]) if n != r}
     out = [
-        masked_word_maps(
-            context.model, test[r].load(), test.captions[r][0], draw(r, 192).load() if draw else None, other.get(r)
-        )
+        masked_word_maps(context.model, test[r].load(), test.captions[r][0], larger_image(test, data, r), other.get(r))
         for r in samples
         if test.captions[r]
     ]

@@ -14,15 +14,14 @@ from PIL import Image
 
 from ...core.plotting import INK, bars, drawable, png_uri
 from ...data.records import ImageTextDataset
-from ...datasets.base import DATASETS
 from ..base import EvaluationContext
 from ..held_out import open_held_out
 from .embed import caption_pairs, duplicate_captions, image_vectors, text_vectors
 from .pictures import nearest_captions, nearest_images, retrieval_samples, similarity_matrix
 from .table import DIRECTIONS, retrieval_table
-from ..transfer import table_text
+from ..samples import larger_image
+from ..transfer import log_table
 from ...metrics.retrieval import PROTOCOLS
-from ...reports.instability import mark_warned
 from ...reports.page import jpeg_uri
 
 # %% ../../../nbs/evaluation/retrieval/40_ask.ipynb #d4efac8d
@@ -32,37 +31,36 @@ def open_for_retrieval(
     protocol: str = 'all',  # One of `PROTOCOLS`
     split: str = 'auto',  # As for `open_held_out`
 ) -> ImageTextDataset:
-    "The requested test set, with as many scenes as the protocol requires; photos that cannot be read are left out"
+    "Open the requested test set, with as many scenes as the protocol requires; photos that cannot be read are left out"
     return open_held_out(context, data, split, shown=PROTOCOLS[protocol][0])
 
-
-def _split_name(dataset):
-    return dataset.split or 'test'
-
 # %% ../../../nbs/evaluation/retrieval/40_ask.ipynb #732c23a9
-def _vectors(m, dataset):
-    "Images that have captions, all captions, the image of each, and the vectors of both"
+def _retrieve(context, dataset, protocol='all'):
+    "Rank the captions and images of a dataset; its images with captions, captions, vectors, image numbers and rows"
     dataset, texts, image_of = caption_pairs(dataset)
-    return dataset, texts, image_of, image_vectors(m, dataset), text_vectors(m, texts)
-
-
-def _ks(n, log):
-    "Those of 1, 5 and 10 that are below `n`, the number of images"
+    vectors = image_vectors(context.model, dataset), text_vectors(context.model, texts)
+    n = PROTOCOLS[protocol][0] or len(dataset)
     ks = [k for k in (1, 5, 10) if k < n]
     if len(ks) < 3:
-        log(f'{n} images: R@k only for k below that')
-    return ks
+        context.log(f'{n} images: R@k only for k below that')
+    rows = retrieval_table(
+        *vectors,
+        image_of,
+        context.method,
+        dataset.split or 'test',
+        protocol=protocol,
+        ks=ks,
+        seed=context.seed,
+        keep=context.draws,
+    )
+    return dataset, texts, vectors, image_of, rows
 
 
-def _tell(d, log, where):
+def _log_duplicates(d, log, where):
     log(
         f'{where}: {d["captions"]:,} captions ({100 * d["share"]:.1f} %) belong to several images, word for word; '
         f'{d["pairs"]:.2f} equal pairs in a batch of {d["bs"]} on average'
     )
-
-
-def _size(protocol, n):
-    return PROTOCOLS[protocol][0] or n
 
 
 def ask_retrieval(
@@ -71,59 +69,33 @@ def ask_retrieval(
     protocol: str = 'all',  # One of `PROTOCOLS`
     split: str = 'auto',  # Where the data comes with several splits
 ) -> list:  # Rows, as `retrieval_table` gives them
-    "Retrieval in both directions, without further training"
-    m = context.model
-    info = context.info
-    log = context.log
-    dataset, texts, image_of, img, txt = _vectors(m, open_for_retrieval(context, data, protocol, split))
-    _tell(duplicate_captions(texts, image_of, getattr(context.recipe, 'bs', 2)), log, 'test')
-    return retrieval_table(
-        img,
-        txt,
-        image_of,
-        info['method'],
-        _split_name(dataset),
-        protocol=protocol,
-        ks=_ks(_size(protocol, len(dataset)), log),
-        seed=info['seed'],
-        keep=getattr(context.options, 'draws', 0),
-    )
+    "Retrieve in both directions, without further training"
+    _, texts, _, image_of, rows = _retrieve(context, open_for_retrieval(context, data, protocol, split), protocol)
+    _log_duplicates(duplicate_captions(texts, image_of, getattr(context.recipe, 'bs', 2)), context.log, 'test')
+    return rows
 
 # %% ../../../nbs/evaluation/retrieval/40_ask.ipynb #7ab2ef77
 def measure_retrieval(
     context: EvaluationContext,  # Right after a training
 ) -> tuple:  # Numbers `retrieval` and `retrieval_duplicates`; what the report shows
-    "Retrieval in both directions on the test set"
-    info = context.info
+    "Retrieve in both directions on the test set"
     test = context.splits['test']
-    log = context.log
     bs = getattr(context.recipe, 'bs', 2)
     try:
         caption_pairs(test)
     except ValueError as e:
-        log(f'retrieval: {e}')
+        context.log(f'retrieval: {e}')
         return {}, []
     with context.stages('retrieval'):
-        test, texts, image_of, img, txt = _vectors(context.model, test)
-        rows = retrieval_table(
-            img,
-            txt,
-            image_of,
-            info['method'],
-            _split_name(test),
-            ks=_ks(len(test), log),
-            seed=info['seed'],
-            keep=getattr(context.options, 'draws', 0),
-        )
-        rows = mark_warned(rows, context.warnings)
+        test, texts, vectors, image_of, rows = _retrieve(context, test)
         twice = dict(test=duplicate_captions(texts, image_of, bs))
         train = context.splits.get('train')
         if train is not None and train.captions is not None:
             twice['train'] = duplicate_captions(*caption_pairs(train)[1:], bs)
-    log(table_text(rows))
+    rows = log_table(context, rows)
     for where, d in twice.items():
-        _tell(d, log, where)
-    shown = dict(retrieval_samples(img, txt, image_of, info['seed']), rows=rows, twice=twice, test=test, texts=texts)
+        _log_duplicates(d, context.log, where)
+    shown = dict(retrieval_samples(*vectors, image_of, context.seed), rows=rows, twice=twice, test=test, texts=texts)
     return dict(retrieval=rows, retrieval_duplicates=twice), [shown]
 
 # %% ../../../nbs/evaluation/retrieval/40_ask.ipynb #750b3300
@@ -175,16 +147,16 @@ def show_retrieval(
     context: EvaluationContext,  # Right after a training
     samples: list,  # That of `measure_retrieval`
 ) -> dict:  # `figures`
-    "Bars, examples in both directions, and the matrix of cosines"
+    "Show bars, examples in both directions, and the matrix of cosines"
     if not samples:
         return {}
     (s,) = samples
-    draw = DATASETS[context.info['data']['name']].redraw
     texts = s['texts']
-    at = {name: i for i, name in enumerate(context.splits['test'].ids)}
+    test = context.splits['test']
+    at = {name: i for i, name in enumerate(test.ids)}
 
     def show(row):
-        return draw(at[s['test'].ids[row]], 192).load() if draw else s['test'][row].load()
+        return larger_image(test, context.info['data']['name'], at[s['test'].ids[row]])
 
     def figure(title, image, explain):
         return dict(title=title, image=image, explain=explain)

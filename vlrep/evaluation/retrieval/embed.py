@@ -21,10 +21,8 @@ from ...models.pretrained import Pretrained
 def caption_pairs(
     dataset: ImageTextDataset,  # Images with captions
 ) -> tuple:  # The images that have some, all captions (m,), and the row of the image of each (m,)
-    "Images and their captions; a `ValueError` if there are no captions, or fewer than two images with some"
-    if dataset.captions is None:
-        raise ValueError(f'{dataset.name}: has no captions, so nothing can be retrieved')
-    some = np.flatnonzero(dataset.captions.counts() > 0)
+    "Pair images with their captions; a `ValueError` if fewer than two images have some"
+    some = [] if dataset.captions is None else np.flatnonzero(dataset.captions.counts() > 0)
     if len(some) < 2:
         raise ValueError(f'{dataset.name}: {len(some)} images with captions; retrieval needs at least 2 to choose from')
     if len(some) < len(dataset):
@@ -37,7 +35,7 @@ def image_vectors(
     dataset: ImageTextDataset,  # Images
     bs: int = 64,  # Images at a time
 ) -> Tensor:  # (n,d) float32, on the CPU
-    "The vector of each image, in the view of training"
+    "Embed each image, in the view of training"
     p = next(m.backbone.parameters())
     out = []
     with m.evaluating():
@@ -53,7 +51,7 @@ def text_vectors(
     texts: list,  # Captions
     bs: int = 256,  # Captions at a time
 ) -> Tensor:  # (m,d) float32, on the CPU
-    "The vector of each caption; equal ones are embedded once; a `ValueError` if the model has no tokenizer"
+    "Embed each caption; equal ones are embedded once; a `ValueError` if the model has no tokenizer"
     if m.tok is None:
         raise ValueError(f'{m.name}: has no tokenizer, so its captions cannot be embedded')
     ids = list(map(tuple, m.tok.encode(list(texts), m.max_len)))
@@ -74,7 +72,7 @@ def duplicate_captions(
     bs: int = 2,  # Images in a batch, one caption each
 ) -> dict:  # `captions` that are also another image's, their `share` of all, `bs`, and `pairs`: of images
     # with the same caption, on average over batches
-    "How many captions belong to several images, word for word"
+    "Count the captions that belong to several images, word for word"
     words = [' '.join(re.findall(r'\w+', s.lower())) for s in texts]
     code = np.unique(words, return_inverse=True)[1]
     n = len(np.unique(image_of))

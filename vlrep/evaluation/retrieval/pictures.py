@@ -32,7 +32,7 @@ def retrieval_samples(
     most: int = 40,  # Images in the matrix
 ) -> dict:  # `images` and `captions`: (row, its nearest) each; `matrix`: cosines of images with a caption
     # of each (s,s), and its `rows`
-    "The nearest candidates of some images and captions, drawn at random"
+    "Find the nearest candidates of some images and captions, drawn at random"
     owner = np.asarray(image_of)
 
     def row(what, n, m):
@@ -60,7 +60,7 @@ def nearest_captions(
     texts: list,  # All captions
     show: callable,  # Row of an image -> PIL image or array to show
 ) -> plt.Figure:
-    "Images as queries, each with its nearest captions; its own are green"
+    "Draw images as queries, each with its nearest captions; its own are green"
     rows = samples['images']
     fig, axs = plt.subplots(len(rows), 2, figsize=(8.4, 1.7 * len(rows)), width_ratios=(1, 4.2), squeeze=False)
     for (pic, text), (i, near) in zip(axs, rows):
@@ -88,7 +88,7 @@ def nearest_images(
     texts: list,  # All captions
     show: callable,  # Row of an image -> PIL image or array to show
 ) -> plt.Figure:
-    "Captions as queries, each above its nearest images; its own has a green frame"
+    "Draw captions as queries, each above its nearest images; its own has a green frame"
     rows = samples['captions']
     k = len(rows[0][1])
     fig, axs = plt.subplots(len(rows), k, figsize=(1.6 * k, 2.1 * len(rows)), squeeze=False)
@@ -106,7 +106,7 @@ def nearest_images(
 def similarity_matrix(
     samples: dict,  # From `retrieval_samples`
 ) -> plt.Figure:
-    "Cosines of some images with a caption of each: matching pairs are on the diagonal"
+    "Draw the cosines of some images with a caption of each: matching pairs are on the diagonal"
     s = samples['matrix']
     fig, ax = plt.subplots(figsize=(4.4, 3.8))
     fig.colorbar(ax.imshow(s, cmap='viridis'), ax=ax, label='cosine')

@@ -10,47 +10,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..transfer import bootstrap_interval, bootstrap_scores
+from ..base import score_row
+from ..transfer import bootstrap_interval
 from ...metrics.ranking import bootstrap, draw_counts
 from ...metrics.retrieval import chance_median, chance_recall, retrieval_folds, retrieval_ranks
 
 # %% ../../../nbs/evaluation/retrieval/20_table.ipynb #673af893
-def _folds(images, captions, image_of, protocol):
-    "The ranks of each fold, and the rows of its images"
-    owner = torch.as_tensor(image_of)
-    out = []
-    for rows in retrieval_folds(len(images), protocol):
-        at = (owner >= int(rows[0])) & (owner <= int(rows[-1]))
-        out.append((rows, retrieval_ranks(images[rows[0] : rows[-1] + 1], captions[at], owner[at] - int(rows[0]))))
-    return out
-
-
-def _said(counts, n, m, way, split):
-    "The conditions of every number: candidates, captions per image, split"
-    an_image = f'{counts.min()}' if counts.min() == counts.max() else f'{counts.min()} to {counts.max()}'
-    what = f'{m:,} captions' if way == 'i2t' else f'{n:,} images'
-    return dict(
-        metric=f'of {what}; {an_image} captions an image, {split}',
-        candidates=m if way == 'i2t' else n,
-        captions_per_image=an_image,
-        split=split,
-    )
-
-
-def _check_ks(ks, n):
-    "A `ValueError` names each `k` that is larger than the number of candidates"
-    ks = list(ks)
-    if not ks or min(ks) < 1:
-        raise ValueError(f'ks={ks}: expected numbers of candidates, at least 1')
-    if max(ks) > n:
-        raise ValueError(f'k={max(ks)}: a caption has only {n} images to choose from; take a smaller k, or more images')
-    return ks
-
-# %% ../../../nbs/evaluation/retrieval/20_table.ipynb #74a24b19
 DIRECTIONS = dict(i2t='image to text', t2i='text to image')
 
-
-def _rows(parts, way, counts, ks):
+# %% ../../../nbs/evaluation/retrieval/20_table.ipynb #74a24b19
+def _metrics(parts, way, counts, ks):
     "Name of each metric -> (its statistic over weights of images, chance, 100 if it is a share)"
 
     def mean(f):
@@ -68,11 +37,6 @@ def _rows(parts, way, counts, ks):
         yield f'R@{k}', at(k), guess(lambda c, n: chance_recall(c, n, k)), 100
     yield 'median rank', mean(lambda r, w: r.median(w)), guess(chance_median), 1
 
-
-def _kept(stat, n, keep, unit):
-    "The metric under bootstrap resamples that are the same for every run"
-    return bootstrap_scores(stat, n, keep) if unit == 100 else np.round(stat(draw_counts(n, keep)), 2).tolist()
-
 # %% ../../../nbs/evaluation/retrieval/20_table.ipynb #a5d2dc86
 def retrieval_table(
     images: Tensor,  # Vectors of images (n,d)
@@ -88,28 +52,37 @@ def retrieval_table(
     keep: int = 0,  # Keep the scores under this number of resamplings, the same for all runs, as `draws`
 ) -> list:  # Dicts `question, metric, backbone, n, chance, value, low, high`, R@k in percent, and
     # `candidates, captions_per_image, split, protocol`
-    "R@k and the median rank in both directions; a `ValueError` if a `k` is larger than the number of candidates"
-    parts = _folds(images, captions, image_of, protocol)
-    used = np.concatenate([rows for rows, _ in parts])
+    "Compute R@k and the median rank in both directions; a `ValueError` if a `k` exceeds the number of candidates"
+    owner = torch.as_tensor(image_of)
+    parts = []
+    for rows in retrieval_folds(len(images), protocol):
+        at = (owner >= int(rows[0])) & (owner <= int(rows[-1]))
+        parts.append((rows, retrieval_ranks(images[rows[0] : rows[-1] + 1], captions[at], owner[at] - int(rows[0]))))
     n = len(parts[0][0])
-    ks = _check_ks(ks, n)
+    if max(ks) > n:
+        raise ValueError(f'k={max(ks)}: a caption has only {n} images to choose from; take a smaller k, or more images')
+    if protocol != 'all':
+        split = f'{split}, protocol {protocol}'
     counts = np.bincount(image_of, minlength=len(images))
+    used = counts[np.concatenate([rows for rows, _ in parts])]
+    an_image = f'{used.min()}' if used.min() == used.max() else f'{used.min()} to {used.max()}'
+    m = round(np.mean([r['i2t'].n for _, r in parts]))
+    candidates = dict(i2t=(m, 'captions'), t2i=(n, 'images'))
     out = []
     for way, name in DIRECTIONS.items():
-        m = round(np.mean([r['i2t'].n for _, r in parts]))
-        facts = _said(counts[used], n, m, way, split if protocol == 'all' else f'{split}, protocol {protocol}')
-        for metric, stat, chance, unit in _rows(parts, way, counts, ks):
-            value = float(stat(np.ones((1, len(images))))[0])
+        number, what = candidates[way]
+        facts = dict(candidates=number, captions_per_image=an_image, split=split, protocol=protocol)
+        metric = f'of {number:,} {what}; {an_image} captions an image, {split}'
+        asked = sum(len(r[way]) for _, r in parts)
+        for k, stat, chance, unit in _metrics(parts, way, counts, ks):
+            value, low, high = bootstrap_interval(stat, len(images), draws, seed)
             if unit == 100:
-                low, high = np.clip(bootstrap_interval(stat, len(images), draws, seed)[1:], 0, 1)
+                low, high = np.clip((low, high), 0, 1)
             else:
                 low, high = bootstrap(stat, len(images), draws, seed=seed)
-            got = {
-                k: round(unit * float(v), 3) for k, v in dict(chance=chance, value=value, low=low, high=high).items()
-            }
-            asked = sum(len(r[way]) for _, r in parts)
-            kept = dict(draws=_kept(stat, len(images), keep, unit)) if keep else {}
-            out.append(
-                dict(question=f'{name}: {metric}', backbone=who, n=asked, protocol=protocol, **facts, **got, **kept)
-            )
+            scores = dict(chance=chance, value=value, low=low, high=high)
+            row = score_row(f'{name}: {k}', metric, who, asked, **scores, unit=unit, **facts)
+            if keep:
+                row['draws'] = np.round(unit * stat(draw_counts(len(images), keep)), 2).tolist()
+            out.append(row)
     return out

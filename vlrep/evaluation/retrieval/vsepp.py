@@ -20,12 +20,11 @@ from ...core.progress import progress
 from ...core.seeding import rng, seed_of
 from ...data.tokenizer import pad_tokens
 from ..base import EvaluationContext
-from ..held_out import open_probe_sets
+from ..held_out import backbones_to_probe, open_probe_sets
 from .embed import caption_pairs
 from .table import retrieval_table
 from ...metrics.captioning import caption_words
-from ...models.features import bn_statistics, features
-from ...models.named import initial_backbone
+from ...models.features import features
 
 # %% ../../../nbs/evaluation/retrieval/50_vsepp.ipynb #4e2caec8
 def hardest_negatives_loss(
@@ -33,9 +32,8 @@ def hardest_negatives_loss(
     margin: float = 0.2,  # The margin
     own: Tensor = None,  # Other matching pairs, which are no negatives: bool (b,b)
 ) -> Tensor:  # ()
-    "Hinge on the hardest negative of each image and of each caption, summed over the batch (VSE++ eq. 6)"
-    if s.ndim != 2 or s.shape[0] != s.shape[1]:
-        raise ValueError(f's: {tuple(s.shape)}, expected a square (b,b)')
+    "Compute the hinge on the hardest negative of each image and of each caption, summed over the batch (VSE++ eq. 6)"
+
     right = s.diagonal()
     none = torch.eye(len(s), dtype=torch.bool, device=s.device)
     other = s.masked_fill(none if own is None else none | own, -torch.inf)
@@ -49,7 +47,7 @@ def word_numbers(
     texts: list,  # Captions to learn from
     min_count: int = 4,  # Rarer words are left out
 ) -> dict:  # Word -> number from 4 on; 0 to 3 are padding, start, end and all other words
-    "The vocabulary, frequent words first"
+    "Number the words of captions, frequent words first"
     n = Counter(w for t in texts for w in caption_words(t))
     kept = sorted((w for w, c in n.items() if c >= min_count), key=lambda w: (-n[w], w))
     return {w: i for i, w in enumerate(kept, 4)}
@@ -59,7 +57,7 @@ def encode_words(
     texts: list,  # Captions
     numbers: dict,  # From `word_numbers`
 ) -> list:  # Lists of numbers
-    "Captions as numbers, from start to end"
+    "Encode captions as numbers of words, from start to end"
     return [[_START, *(numbers.get(w, _OTHER) for w in caption_words(t)), _END] for t in texts]
 
 # %% ../../../nbs/evaluation/retrieval/50_vsepp.ipynb #babf2731
@@ -85,7 +83,7 @@ class VseppEncoders(nn.Module):
         self,
         f: Tensor,  # Features of the backbone (b,c)
     ) -> Tensor:  # Length 1 (b,joint)
-        "Vectors of images"
+        "Embed images in the joint space"
         return F.normalize(self.image(F.normalize(f, dim=1)), dim=1)
 
     def embed_text(
@@ -93,7 +91,7 @@ class VseppEncoders(nn.Module):
         tok: Tensor,  # Numbers of words (b,s)
         lens: Tensor,  # Real ones in each row (b,), at least 1
     ) -> Tensor:  # Length 1 (b,joint)
-        "Vectors of captions"
+        "Embed captions in the joint space"
         packed = pack_padded_sequence(self.words(tok), lens.cpu(), batch_first=True, enforce_sorted=False)
         return F.normalize(self.gru(packed)[1][0], dim=1)
 
@@ -111,26 +109,6 @@ class VseppRecipe:
     lr: float = 2e-4  # Of Adam; a tenth of it in the second half
     clip: float = 2.0  # Largest norm of the gradient
 
-    def check(self) -> None:
-        "A `ValueError` names a field that is out of range"
-        for k in ('joint', 'word', 'min_count', 'epochs'):
-            if getattr(self, k) < 1:
-                raise ValueError(f'{k}={getattr(self, k)}: at least 1')
-        if self.bs < 2:
-            raise ValueError(f'bs={self.bs}: a pair that is alone has no negatives; take at least 2')
-
-
-def _step(model, opt, batch, recipe):
-    "One step on features, words, and the image of each"
-    f, tok, lens, image = batch
-    own = image[:, None] == image
-    loss = hardest_negatives_loss(model.embed_image(f) @ model.embed_text(tok, lens).T, recipe.margin, own)
-    opt.zero_grad()
-    loss.backward()
-    nn.utils.clip_grad_norm_(model.parameters(), recipe.clip)
-    opt.step()
-    return loss.detach()
-
 # %% ../../../nbs/evaluation/retrieval/50_vsepp.ipynb #183e1f91
 def fit_vsepp(
     f: Tensor,  # Features of the training images (n,c)
@@ -144,7 +122,8 @@ def fit_vsepp(
 ) -> tuple:  # `VseppEncoders`, trained, and the vocabulary
     "Train a linear layer and a text encoder on features that stay as they are"
     recipe = recipe or VseppRecipe()
-    recipe.check()
+    if recipe.bs < 2:
+        raise ValueError(f'bs={recipe.bs}: a pair that is alone has no negatives; take at least 2')
     numbers = word_numbers(texts, recipe.min_count)
     ids = encode_words(texts, numbers)
     owner = torch.as_tensor(image_of)
@@ -161,8 +140,14 @@ def fit_vsepp(
         for a in range(0, len(order) - 1, recipe.bs):
             at = order[a : a + recipe.bs]
             tok, lens = pad_tokens([ids[i] for i in at], _PAD)
-            batch = [x.to(device) for x in (f[owner[at]], tok, lens, owner[at])]
-            total += float(_step(model, opt, batch, recipe))
+            x, tok, lens, image = (v.to(device) for v in (f[owner[at]], tok, lens, owner[at]))
+            own = image[:, None] == image
+            loss = hardest_negatives_loss(model.embed_image(x) @ model.embed_text(tok, lens).T, recipe.margin, own)
+            opt.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), recipe.clip)
+            opt.step()
+            total += loss.item()
         if epoch % every == 0 or epoch + 1 == recipe.epochs:
             log(f'VSE++ epoch {epoch + 1} of {recipe.epochs}: loss {total / len(ids):.4f} a caption')
     return model.eval(), numbers
@@ -176,7 +161,7 @@ def vsepp_vectors(
     texts: list,  # Captions (m,)
     bs: int = 512,  # At a time
 ) -> tuple:  # Vectors of images (n,d) and of captions (m,d), on the CPU
-    "Both sides in the joint space"
+    "Embed images and captions in the joint space"
     device = model.image.weight.device
     ids = encode_words(texts, numbers)
     v = [model.embed_image(x.to(device)).cpu() for x in f.split(bs)]
@@ -187,11 +172,6 @@ def vsepp_vectors(
     return torch.cat(v), torch.cat(t)
 
 # %% ../../../nbs/evaluation/retrieval/50_vsepp.ipynb #c3d49579
-def _feature_sets(nets, splits, size):
-    "Name of a backbone -> its features of the training and of the test images"
-    return {who: [features(net, s, size)['avg'] for s in splits] for who, net in nets.items()}
-
-
 def ask_vsepp(
     context: EvaluationContext,  # The model
     data: str = None,  # One of `DATASETS`; by default what the run was trained on
@@ -200,29 +180,23 @@ def ask_vsepp(
     joint: int = 1024,  # Width of the joint space
     split: str = 'auto',  # Where the data comes with several splits
 ) -> list:  # Rows, as `retrieval_table` gives them
-    "Retrieval by a text encoder that is trained on the frozen backbone; the same on random features, if `baselines`"
-    m = context.model
-    info = context.info
-    log = context.log
-    parts = open_probe_sets(context, data, split)
-    (train, texts, owner), (test, asked, whose) = map(caption_pairs, parts)
-    nets = {info['method']: m.backbone}
-    if getattr(context.options, 'baselines', True):
-        random = initial_backbone(context.recipe, info.get('backbone'), seed=info['seed'])
-        nets['random'] = bn_statistics(random, train, m.view.size)
+    "Retrieve with a text encoder that is trained on the frozen backbone; the same on random features, if `baselines`"
+    (train, texts, owner), (test, asked, whose) = map(caption_pairs, open_probe_sets(context, data, split))
     recipe = VseppRecipe(epochs=epochs, joint=joint)
     rows = []
     device = 'cuda' if torch.cuda.is_available() else 'cpu'
-    for who, (f, g) in _feature_sets(nets, (train, test), m.view.size).items():
-        model, numbers = fit_vsepp(f, texts, owner, recipe, info['seed'], log=log, device=device)
+    baselines = getattr(context.options, 'baselines', True)
+    for who, net in backbones_to_probe(context, train, random=baselines).items():
+        f, g = (features(net, s, context.model.view.size)['avg'] for s in (train, test))
+        model, numbers = fit_vsepp(f, texts, owner, recipe, context.seed, log=context.log, device=device)
         rows += retrieval_table(
             *vsepp_vectors(model, numbers, g, asked),
             whose,
             who,
             test.split or 'test',
             protocol=protocol,
-            seed=info['seed'],
+            seed=context.seed,
             ks=[k for k in (1, 5, 10) if k < len(test)],
-            keep=getattr(context.options, 'draws', 0),
+            keep=context.draws,
         )
     return rows

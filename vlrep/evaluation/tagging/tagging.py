@@ -19,13 +19,12 @@ from torch import Tensor, nn
 from ...core.progress import progress
 from ...core.seeding import rng, seed_of
 from ...data.records import ImageTextDataset
-from ..base import EvaluationContext
-from ..held_out import open_probe_sets
-from ..transfer import bootstrap_scores
+from ..base import EvaluationContext, score_row
+from ..held_out import backbones_to_probe, open_probe_sets
+from ..transfer import bootstrap_scores, mean_by_scene
 from ...metrics.captioning import caption_words
 from ...metrics.ranking import bootstrap
-from ...models.features import bn_statistics, features
-from ...models.named import initial_backbone
+from ...models.features import features
 
 # %% ../../../nbs/evaluation/tagging/20_tagging.ipynb #082adbc9
 def mean_iou(
@@ -33,11 +32,7 @@ def mean_iou(
     truth: Tensor,  # Which tags each image has (n,t), 1 or 0
     k: int = 5,  # How many are predicted
 ) -> np.ndarray:  # Of each image (n,); their mean is mIOU@k
-    "Size of the intersection of the `k` best and the true tags over that of their union"
-    if scores.shape != truth.shape or scores.ndim != 2:
-        raise ValueError(f'scores {tuple(scores.shape)} do not fit truth {tuple(truth.shape)}')
-    if not 1 <= k <= scores.shape[1]:
-        raise ValueError(f'k={k}: there are {scores.shape[1]} tags')
+    "Compute the size of the intersection of the `k` best and the true tags over that of their union"
     truth = truth.bool()
     if not truth.any(1).all():
         raise ValueError('truth: an image without a tag; leave it out')
@@ -53,7 +48,7 @@ _IDLE = frozenset(
 def tag_lists(
     dataset: ImageTextDataset,  # With labels `tags`, or captions
 ) -> list:  # The tags of each image, each once, sorted
-    "The tags of each image: labels, or the words of its captions without stop words"
+    "List the tags of each image: labels, or the words of its captions without stop words"
     y = dataset.labels.get('tags')
     if y is not None:
         names = dataset.names.get('tags') or [f'tag {j}' for j in range(y.shape[1])]
@@ -71,9 +66,7 @@ def tag_vocabulary(
     lists: list,  # Tags of each image
     size: int = 18157,  # Largest size (MCT sec. 4)
 ) -> dict:  # Tag -> column, the most frequent first
-    "The tags that most images have"
-    if size < 1:
-        raise ValueError(f'tags={size}: at least 1')
+    "Number the tags that most images have"
     n = Counter(t for l in lists for t in l)
     if not n:
         raise ValueError('not a single tag among the training images')
@@ -84,7 +77,7 @@ def tag_matrix(
     lists: list,  # Tags of each image
     vocabulary: dict,  # From `tag_vocabulary`
 ) -> csr_matrix:  # 1 where an image has a tag (n,t), float32
-    "Which image has which tag"
+    "Mark which image has which tag"
     at = [(i, vocabulary[t]) for i, l in enumerate(lists) for t in l if t in vocabulary]
     rows, cols = np.array(at, np.int64).reshape(-1, 2).T
     return csr_matrix((np.ones(len(at), np.float32), (rows, cols)), (len(lists), len(vocabulary)))
@@ -93,7 +86,7 @@ def tag_matrix(
 def pmi(
     has: csr_matrix,  # Which image has which tag (n,t)
 ) -> csr_matrix:  # (t,t)
-    "Positive pointwise mutual information of every two tags; 0 for those that never co-occur"
+    "Compute the positive pointwise mutual information of every two tags; 0 for those that never co-occur"
     n = has.shape[0]
     both = (has.T @ has).tocoo()
     alone = np.asarray(has.sum(0)).ravel()
@@ -107,7 +100,7 @@ def tag_vectors(
     seed: int = 0,  # Of the approximate decomposition
     exact: int = 2000,  # Up to this number of tags it is computed exactly
 ) -> Tensor:  # Length 1 (t,d), 0 for a tag that no image has
-    "A vector for each tag, similar if the tags occur together"
+    "Compute a vector for each tag, similar if the tags occur together"
     m = pmi(has).tocoo()
     dim = min(dim, has.shape[1])
     if has.shape[1] <= exact:
@@ -141,7 +134,7 @@ def tagging_network(
     recipe: TaggingRecipe,  # Widths
     tags: int,  # How many there are; the width of their vectors is not larger
 ) -> nn.Module:  # (b,features) -> (b,d)
-    "A two-layer MLP from features to tag vectors"
+    "Build a two-layer MLP from features to tag vectors"
     return nn.Sequential(
         nn.Linear(features, recipe.hidden), nn.ReLU(inplace=True), nn.Linear(recipe.hidden, min(recipe.dim, tags))
     )
@@ -156,8 +149,6 @@ def fit_tagging(
 ) -> tuple:  # The network, and the vectors of the tags (t,d)
     "Train a network to predict the vectors of an image's tags; images without a known tag are left out"
     recipe = recipe or TaggingRecipe()
-    if recipe.epochs < 1:
-        raise ValueError(f'epochs={recipe.epochs}: at least 1')
     vectors = tag_vectors(has, recipe.dim, seed)
     goal = F.normalize(torch.from_numpy(has @ vectors.numpy()), dim=1)
     some = (goal.norm(dim=1) > 0.5).nonzero()[:, 0].numpy()
@@ -190,7 +181,7 @@ def tagging_row(
     draws: int = 500,  # Number of bootstrap resamples of the images
     keep: int = 0,  # Number of resamples, shared by all runs, whose scores are kept as `draws`
 ) -> dict:  # `question, metric, backbone, n, chance, value, low, high`, in percent
-    "mIOU@k of images that have a known tag; chance: the most frequent tags for all"
+    "Measure the mIOU@k of images that have a known tag; chance: the most frequent tags for all"
     some = np.flatnonzero(np.asarray(has.sum(1)).ravel())
     if not len(some):
         raise ValueError('no test image has a tag of the training images')
@@ -200,22 +191,11 @@ def tagging_row(
     got = mean_iou(scores, truth, k)
     blind = mean_iou(torch.as_tensor(usual).float().expand(len(some), -1), truth, k)
     low, high = bootstrap(got, draws=draws, seed=seed)
-    nums = dict(chance=blind.mean(), value=got.mean(), low=low, high=high)
-    sums = np.zeros((2, has.shape[0]))
-    sums[0, some], sums[1, some] = got, 1
-
-    def stat(w):
-        return w @ sums[0] / np.maximum(w @ sums[1], 1)
-
-    return dict(
-        question=what,
-        metric=f'mIOU@{k} of {has.shape[1]:,}',
-        backbone=who,
-        n=len(some),
-        **{c: round(100 * float(x), 3) for c, x in nums.items()},
-        k=k,
-        **(dict(draws=bootstrap_scores(stat, has.shape[0], keep)) if keep else {}),
-    )
+    scores = dict(chance=blind.mean(), value=got.mean(), low=low, high=high)
+    row = score_row(what, f'mIOU@{k} of {has.shape[1]:,}', who, len(some), **scores, k=k)
+    if keep:
+        row['draws'] = bootstrap_scores(mean_by_scene(got, some, has.shape[0]), has.shape[0], keep)
+    return row
 
 # %% ../../../nbs/evaluation/tagging/20_tagging.ipynb #bd8ea7f1
 def ask_tagging(
@@ -226,10 +206,8 @@ def ask_tagging(
     epochs: int = 30,  # Passes over the training images
     split: str = 'auto',  # Where the data comes with several splits
 ) -> list:  # Rows
-    "mIOU@k of a small network on frozen features; the same on random features, if `baselines`"
-    m = context.model
-    info = context.info
-    log = context.log
+    "Measure the mIOU@k of a small network on frozen features; the same on random features, if `baselines`"
+    size = context.model.view.size
     train, test = open_probe_sets(context, data, split, ('labels',))
     lists = [tag_lists(s) for s in (train, test)]
     vocabulary = tag_vocabulary(lists[0], tags)
@@ -237,20 +215,17 @@ def ask_tagging(
         raise ValueError(f'--k {k}: there are {len(vocabulary)} tags')
     has, there = (tag_matrix(l, vocabulary) for l in lists)
     what = 'tags' if 'tags' in train.labels else 'words of captions'
-    log(
+    context.log(
         f'{len(vocabulary):,} {what}, {has.nnz / len(train):.1f} an image; the most frequent: '
         + ', '.join(list(vocabulary)[:k])
     )
-    nets = {info['method']: m.backbone}
     device = 'cuda' if torch.cuda.is_available() else 'cpu'
-    if getattr(context.options, 'baselines', True):
-        random = initial_backbone(context.recipe, info.get('backbone'), seed=info['seed'])
-        nets['random'] = bn_statistics(random, train, m.view.size)
     recipe = TaggingRecipe(tags, epochs=epochs, k=k)
     rows = []
-    for who, net in nets.items():
-        f, g = (features(net, s, m.view.size)['avg'] for s in (train, test))
-        head, vectors = fit_tagging(f, has, recipe, info['seed'], device)
+    baselines = getattr(context.options, 'baselines', True)
+    for who, net in backbones_to_probe(context, train, random=baselines).items():
+        f, g = (features(net, s, size)['avg'] for s in (train, test))
+        head, vectors = fit_tagging(f, has, recipe, context.seed, device)
         rows.append(
             tagging_row(
                 head,
@@ -261,8 +236,8 @@ def ask_tagging(
                 who=who,
                 usual=np.asarray(has.sum(0)).ravel(),
                 what=what,
-                seed=info['seed'],
-                keep=getattr(context.options, 'draws', 0),
+                seed=context.seed,
+                keep=context.draws,
             )
         )
     return rows

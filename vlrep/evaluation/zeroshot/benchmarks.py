@@ -37,11 +37,6 @@ class ZeroShotBenchmark:
     unseen: np.ndarray  # Which classes have no training image (k,) bool
 
     def __post_init__(self):
-        if len(self.label) != len(self.images) or len(self.attributes) != len(self.classes):
-            raise ValueError(
-                f'{self.name}: {len(self.label)} labels of {len(self.images)} images, '
-                f'{len(self.attributes)} vectors of {len(self.classes)} classes'
-            )
         lost = [self.classes[j] for j in range(len(self.classes)) if not (self.label == j).any()]
         if lost:
             raise ValueError(f'{self.name}: no image of {some_of(lost)}')
@@ -68,7 +63,7 @@ def unit_rows(
     a: np.ndarray,  # Vectors (k,d)
     about: str,  # A file, for messages
 ) -> np.ndarray:  # float32
-    "Vectors at length 1; a `ValueError` if one is zero or not a number"
+    "Scale vectors to length 1; a `ValueError` if one is zero or not a number"
     a = np.asarray(a, np.float64)
     n = np.linalg.norm(a, axis=1, keepdims=True)
     if bad := [str(i + 1) for i in np.flatnonzero(~(n[:, 0] > 0) | ~np.isfinite(n[:, 0]))]:
@@ -87,8 +82,9 @@ def _rows(path, width=None):
     return out
 
 
-def _is_number(word):
-    return word.isascii() and word.isdecimal()
+def _number(word, top):
+    "Read a word as a number from 1 to `top`; None if it is none"
+    return int(word) if word.isascii() and word.isdecimal() and 1 <= int(word) <= top else None
 
 
 def _by_number(path):
@@ -135,19 +131,21 @@ def read_cub(
     size: int = 256,  # Images are fitted into squares of this side
     max_damaged: int | float | str = None,  # How many images may be missing, see `damage_limit`
 ) -> ZeroShotBenchmark:
-    "CUB-200-2011; a `ValueError` names what is missing or wrong"
+    "Read CUB-200-2011; a `ValueError` names what is missing or wrong"
     root = Path(root)
     classes = _by_number(root / 'classes.txt')
     names = _by_number(root / 'images.txt')
     label = np.full(len(names), -1)
     path = root / 'image_class_labels.txt'
     for i, (image, j) in _rows(path, 2):
-        if not (_is_number(image) and _is_number(j) and 1 <= int(image) <= len(names) and 1 <= int(j) <= len(classes)):
+        at = _number(image, len(names))
+        of = _number(j, len(classes))
+        if not (at and of):
             raise ValueError(
                 f'{path}, line {i}: {image} {j}: expected an image from 1 to {len(names)} and a class '
                 f'from 1 to {len(classes)}'
             )
-        label[int(image) - 1] = int(j) - 1
+        label[at - 1] = of - 1
     if lost := [n for n, j in zip(names, label) if j < 0]:
         raise ValueError(f'{path}: no class of {some_of(lost)}')
     test = root / 'testclasses.txt'
@@ -175,7 +173,7 @@ def read_awa2(
     size: int = 256,  # Images are fitted into squares of this side
     max_damaged: int | float | str = None,  # Not used: the folders say which images there are
 ) -> ZeroShotBenchmark:
-    "Animals with Attributes 2; a `ValueError` names what is missing or wrong"
+    "Read Animals with Attributes 2; a `ValueError` names what is missing or wrong"
     root = Path(root)
     classes = _by_number(root / 'classes.txt')
     path = root / 'predicate-matrix-continuous.txt'
@@ -233,7 +231,7 @@ _PARTS = {
 def world_attributes() -> (
     tuple
 ):  # Names (d), and of which category of `CATEGORIES` each is true (30,d) float32, length 1
-    "Attributes of the world's categories"
+    "List the attributes of the world's categories"
     groups = dict.fromkeys(GROUPS.values())
     names = [*groups, *_PARTS]
     has = [[GROUPS[c] == g for g in groups] + [c in cs for cs in _PARTS.values()] for c in CATEGORIES]
@@ -244,7 +242,7 @@ def world_zeroshot(
     n: int = 1500,  # Scenes that are drawn; about three quarters of them hold one category alone and are used
     size: int = 48,  # Side of the pictures in pixels
 ) -> ZeroShotBenchmark:
-    "Scenes with a single thing, under domain shift: 24 categories with training images, six with attributes only"
+    "Draw scenes with a single thing, under domain shift: 24 categories with training images, six with attributes only"
     scenes = world('train', n, size=size, shifted=True, difficulty=Difficulty(number=0.2))
     tags = scenes.labels['tags'].astype(bool)
     alone = np.flatnonzero(tags.sum(1) == 1)

@@ -17,11 +17,10 @@ from ...core.progress import logged_warnings, progress
 from ...core.seeding import rng, seed_of
 from ...data.subsets import readable
 from ..base import EvaluationContext
-from ..transfer import bootstrap_interval, bootstrap_scores, table_text
+from ..held_out import backbones_to_probe
+from ..transfer import log_table, statistic_row
 from .benchmarks import ZeroShotBenchmark, read_awa2, read_cub, world_zeroshot
-from ...models.features import bn_statistics, features
-from ...models.named import initial_backbone
-from ...reports.instability import mark_warned
+from ...models.features import features
 
 # %% ../../../nbs/evaluation/zeroshot/30_zeroshot.ipynb #c3fd2b30
 def fit_attributes(
@@ -54,7 +53,7 @@ def fit_attributes(
 def unit_features(
     x: Tensor,  # (n,c)
 ) -> Tensor:
-    "Features at length 1, times the root of their number"
+    "Scale features to length 1, times the root of their number"
     return F.normalize(x, dim=1) * x.shape[1] ** 0.5
 
 # %% ../../../nbs/evaluation/zeroshot/30_zeroshot.ipynb #cc864c53
@@ -66,7 +65,7 @@ def zeroshot_hits(
     **kw,  # For `fit_attributes`
 ) -> dict:  # `rows` of held-out and test images (m,); the share of the maps that name the right one
     # of all classes, `all`, or of the unseen ones, `unseen` (m,); 0 for images of seen ones
-    "Which held-out and test images are classified correctly"
+    "Classify held-out and test images by attributes, and mark which are right"
     parts = bench.parts()
     dev = x.device
     x = unit_features(x)
@@ -95,7 +94,7 @@ def zeroshot_rows(
     seed: int = 0,  # Of the bootstrap
     keep: int = 0,  # As for `transfer_table`
 ) -> list:  # Rows as those of `transfer_table`, in percent
-    "Unseen classes among all and among themselves, seen ones among all, and the harmonic mean of both"
+    "Score unseen classes among all and among themselves, seen ones among all, and the harmonic mean of both"
     label = bench.label[hits['rows']]
     new = bench.unseen[label]
     k = bench.unseen.sum()
@@ -105,63 +104,43 @@ def zeroshot_rows(
         v = each * mask
         return lambda w: (w @ (h * v)) / np.maximum(w @ v, 1e-12)
 
-    unseen, alone, seen = mean(hits['all'], new), mean(hits['unseen'], new), mean(hits['all'], ~new)
+    unseen = mean(hits['all'], new)
+    alone = mean(hits['unseen'], new)
+    seen = mean(hits['all'], ~new)
 
     def both(w):
         a = unseen(w)
         b = seen(w)
         return 2 * a * b / np.maximum(a + b, 1e-12)
 
-    all_of = 100 / len(bench.classes)
+    all_of = 1 / len(bench.classes)
     asked = {
         'unseen, of all': (unseen, new.sum(), all_of),
-        'unseen, of unseen': (alone, new.sum(), 100 / k),
+        'unseen, of unseen': (alone, new.sum(), 1 / k),
         'seen, of all': (seen, (~new).sum(), all_of),
         'harmonic mean': (both, len(new), all_of),
     }
-    out = []
-    for question, (stat, n, chance) in asked.items():
-        v, low, high = (round(100 * float(u), 3) for u in bootstrap_interval(stat, len(label), seed=seed))
-        more = dict(draws=bootstrap_scores(stat, len(label), keep)) if keep else {}
-        out.append(
-            dict(
-                question=question,
-                metric='top-1',
-                backbone=who,
-                n=int(n),
-                chance=round(float(chance), 3),
-                value=v,
-                low=low,
-                high=high,
-                **more,
-            )
-        )
-    return out
+    return [
+        statistic_row(question, 'top-1', who, int(n), chance, stat=stat, scenes=len(label), seed=seed, keep=keep)
+        for question, (stat, n, chance) in asked.items()
+    ]
 
 # %% ../../../nbs/evaluation/zeroshot/30_zeroshot.ipynb #358d845b
-def _drawn(root, size, n, max_damaged):
-    "Scenes of the world"
-    if root is not None:
-        raise ValueError(f'--root {root}: --benchmark world needs no files')
-    return world_zeroshot(n, size)
+_READERS = dict(cub=(read_cub, 'CUB_200_2011'), awa2=(read_awa2, 'Animals_with_Attributes2'))
 
 
-def _of_files(name, read, folder):
-    "A function that reads the images of a published benchmark"
-
-    def opened(root, size, n, max_damaged):
-        if root is None:
-            raise ValueError(f'--root is missing: for --benchmark {name} the folder {folder}')
-        return read(root, 2 * size, max_damaged)
-
-    return opened
-
-
-_BENCHMARKS = dict(
-    world=_drawn,
-    cub=_of_files('cub', read_cub, 'CUB_200_2011'),
-    awa2=_of_files('awa2', read_awa2, 'Animals_with_Attributes2'),
-)
+def _open_benchmark(context, benchmark):
+    "Draw the scenes of the world, or read the images of a published benchmark"
+    size = context.model.view.size
+    root = context.root
+    if benchmark == 'world':
+        if root is not None:
+            raise ValueError(f'--root {root}: --benchmark world needs no files')
+        return world_zeroshot(getattr(context.options, 'zeroshot', 0) or 1500, size)
+    read, folder = _READERS[benchmark]
+    if root is None:
+        raise ValueError(f'--root is missing: for --benchmark {benchmark} the folder {folder}')
+    return read(root, 2 * size, context.max_damaged)
 
 
 def _compare(nets, bench, size, seed, **kw):
@@ -178,42 +157,33 @@ def ask_zeroshot(
     benchmark: str = 'world',  # world, cub or awa2
     average: str = 'images',  # As for `zeroshot_rows`
 ) -> list:  # Rows
-    "Accuracy on classes without training images, compared with random features"
-    m = context.model
-    info = context.info
+    "Measure the accuracy on classes without training images, compared with random features"
     with logged_warnings(context.log):
-        bench = _BENCHMARKS[benchmark](
-            context.root, m.view.size, getattr(context.options, 'zeroshot', 0) or 1500, context.max_damaged
-        )
+        bench = _open_benchmark(context, benchmark)
     images = readable(bench.images, context.log, context.max_damaged)
     if images is not bench.images:
         label = dict(zip(bench.images.ids, bench.label))
         bench = replace(bench, images=images, label=np.array([label[i] for i in images.ids]))
-    sizes = {k: len(v) for k, v in bench.parts().items()}
+    parts = bench.parts()
+    sizes = {k: len(v) for k, v in parts.items()}
     context.log(
         f'{benchmark}: {int((~bench.unseen).sum())} seen and {int(bench.unseen.sum())} unseen classes, '
         f'{bench.attributes.shape[1]} attributes; {sizes["train"]:,} training images, '
         f'{sizes["held"]:,} of seen and {sizes["test"]:,} of unseen classes'
     )
-    train = bench.images.subset(bench.parts()['train'])
-    random = initial_backbone(context.recipe, info.get('backbone'), seed=info['seed'])
-    random = bn_statistics(random, train, m.view.size)
-    return _compare({info['method']: m.backbone, 'random': random}, bench, m.view.size, info['seed'], average=average)
+    nets = backbones_to_probe(context, images.subset(parts['train']))
+    return _compare(nets, bench, context.model.view.size, context.seed, average=average)
 
 # %% ../../../nbs/evaluation/zeroshot/30_zeroshot.ipynb #495882f7
 def measure_zeroshot(
     context: EvaluationContext,  # Right after a training on the world
 ) -> tuple:  # Numbers: `zeroshot`, none unless the options set it; no samples
-    "Unseen categories by their attributes, with the baselines"
-    options = context.options
-    info = context.info
-    if not getattr(options, 'zeroshot', 0):
+    "Classify unseen categories by their attributes, with the baselines"
+    n = getattr(context.options, 'zeroshot', 0)
+    size = context.recipe.size
+    if not n:
         return {}, []
     with context.stages('zero-shot'):
-        bench = world_zeroshot(options.zeroshot, context.recipe.size)
-        nets = {info['method']: context.model.backbone, **context.baselines()}
-        rows = mark_warned(
-            _compare(nets, bench, context.recipe.size, info['seed'], keep=options.draws), context.warnings
-        )
-    context.log(table_text(rows))
-    return dict(zeroshot=rows), []
+        nets = {context.method: context.model.backbone, **context.baselines()}
+        rows = _compare(nets, world_zeroshot(n, size), size, context.seed, keep=context.draws)
+    return dict(zeroshot=log_table(context, rows)), []
