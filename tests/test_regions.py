@@ -134,7 +134,7 @@ def test_killed_and_gone_on_with(at, whole, tmp_path, capsys, monkeypatch):
 
         def killed(self, entry, log=RegionWriter._commit):
             log(self)
-            self.cols['features'].add(b'half a row', 0)
+            self.cols['features'].add(b'half a row')
             self.cols['features'].sync()
             os.kill(os.getpid(), signal.SIGKILL)
 
