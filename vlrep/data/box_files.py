@@ -153,7 +153,7 @@ class BoxFile:
         ids: list,  # Of images
         source_name: str = 'data',  # Where they come from, for messages
     ) -> np.ndarray:  # (n,) int64
-        "Find the rows of images in the file; a `ValueError` names those that are missing, and two that would be the same"
+        "Find the rows of images in the file; a `ValueError` names those that are missing, and two that would be one"
         rows = np.array([self.row(str(i)) for i in ids], np.int64)
         lost = np.flatnonzero(rows < 0)
         if len(lost):

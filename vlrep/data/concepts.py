@@ -151,7 +151,7 @@ def concept_counts(
     *,
     how: str = 'nfkd',  # As for `normalise`
 ) -> dict:  # Word -> how often it is tagged as one of these parts; the most frequent first
-    "Count the words that are tagged as one of `parts` more often than not; of equally frequent ones, the first in the alphabet"
+    "Count the words that are mostly tagged as one of `parts`; of equally frequent ones, the first in the alphabet"
     if parts not in SPEECH_PARTS:
         raise did_you_mean('set of parts of speech', parts, SPEECH_PARTS)
     wanted = SPEECH_PARTS[parts]

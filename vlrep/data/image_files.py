@@ -86,8 +86,10 @@ def photo_name(
     name: str,  # Of an image, as a table has it
     folder: FilePath,  # What it is relative to
 ) -> str:
-    """Bring the name of a photo into one form: without `./` and `//`; with `/` for `\\`, as Windows writes it, unless there is a file
-    of that very name"""
+    """Bring the name of a photo into one form
+
+    Without `./` and `//`; with `/` for `\\`, as Windows writes it, unless there is a file of that very name
+    """
     if '\\' in name and not os.path.exists(os.path.join(folder, name)):
         name = name.replace('\\', '/')
     return posixpath.normpath(name)
@@ -143,8 +145,10 @@ _BLANK = set('\u115f\u1160\u2800\u3164\uffa0')  # letters and signs by their cat
 def has_text(
     s: str,  # A caption
 ) -> bool:
-    """Tell whether there is anything to read: spaces, zero-width ones too, byte-order marks, control characters and accents
-    are not"""
+    """Tell whether there is anything to read
+
+    Spaces, zero-width ones too, byte-order marks, control characters and lone accents are not
+    """
     if s.isascii() and s.isprintable():
         return not (s.isspace() or not s)
     return any(unicodedata.category(c)[0] in 'LNPS' and c not in _BLANK for c in s)

@@ -74,7 +74,7 @@ class _Jobs(Dataset):
         return np.array(got), torch.cat(img), torch.cat([torch.as_tensor(x) for x in hw]), bad
 
     def readable(self, row, when, bad):
-        "Read the image of `row`, or the first readable one in the chain of rows that belongs to it; damaged ones are written to `bad`"
+        "Read the image of `row`, or the first readable one in its chain of rows; damaged ones are written to `bad`"
         i = row
         draw = rng(self.seed, 'instead', when, row)
         for _ in range(100):

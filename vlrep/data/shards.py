@@ -262,7 +262,7 @@ def shard_samples(
     path: FilePath,  # A tar file
     skipped: Callable[[str, str], None] = None,  # Called for each file that belongs to no sample: why, and its name
 ) -> Iterator[tuple]:  # Key of each sample, and extension -> (byte, size) of its files
-    "Find the samples of a shard: files that follow each other and have their path in common up to the first dot of the name"
+    "Find the samples of a shard: files in a row that share their path up to the first dot of the name"
     key = None
     parts = {}
     for name, at, size, what in _members(path):

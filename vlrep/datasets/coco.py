@@ -293,7 +293,7 @@ def photo_objects(
     max_damaged: int | float | str = None,  # How many rows may be unusable, see `damage_limit`
 ) -> tuple:  # Number of each photo -> its objects, as `ObjectTable` takes them; names of the categories; number
     # of each photo -> its width and height
-    "Read the objects of COCO's training and validation photos, of 2017 or else of 2014; a `ValueError` names a missing file"
+    "Read the objects of COCO's photos, of 2017 or else of 2014; a `ValueError` names a missing file"
     root = Path(root)
     tables = {year: {s: _table(root, 'instances', s, year) for s in ('train', 'val')} for year in (2017, 2014)}
     lacking = {year: [f'instances_{s}{year}.json' for s, p in found.items() if not p] for year, found in tables.items()}
@@ -344,7 +344,7 @@ def read_karpathy(
     max_damaged: int | float | str = None,  # How many images may be absent and rows unusable, see `damage_limit`
     objects: tuple = None,  # From `photo_objects`: then there are labels `tags`
 ) -> ImageFileDataset:  # In the order of file names
-    "Read a part of COCO in the split of Karpathy and Fei-Fei (2015); a `ValueError` names file and row of what is wrong"
+    "Read a part of COCO in the split of Karpathy and Fei-Fei (2015); a `ValueError` names file and row of a fault"
     parts = dict(train=('train',), val=('valid',), test=('test',))
     path = split_file(root)
     if part not in parts:

@@ -132,7 +132,7 @@ _shard = re.compile(r'-(\d+)-of-(\d+)\.jsonl(\.gz)?$')
 def narrative_files(
     paths: FilePath | list,  # A file, a folder, a pattern such as `coco_train_*.jsonl`, or a list of these
 ) -> list:  # Of paths
-    "Find the files that are meant; a `ValueError` if there are none or one is there twice, a warning if shards are missing"
+    "Find the files; a `ValueError` if there are none or one is there twice, a warning if shards are missing"
     out = []
     shards = {}
     for p in map(Path, [paths] if isinstance(paths, (str, Path)) else paths):

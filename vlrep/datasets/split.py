@@ -56,7 +56,7 @@ def complete_split(
     where: str,  # What says so, for messages
     share: float,  # Of the training images: drawn as validation images where there are none
 ) -> tuple:  # Training, validation and test dataset; what was done, in words
-    "Make three parts from two: validation images stand in for a missing test set, and are drawn from the training images"
+    "Make three parts of two: validation images stand in for a missing test set, and are drawn from training images"
     own = {part: dataset for part, dataset in own.items() if len(dataset)}
     if 'train' not in own or len(own) == 1:
         raise ValueError(
