@@ -134,7 +134,7 @@ def test_a_killed_job_goes_on_from_its_journal(at, whole, tmp_path, capsys, monk
 
         def killed(self, entry, log=RegionWriter._commit):
             log(self)
-            self.cols['features'].add(b'half a row', 0)
+            self.cols['features'].add(b'half a row')
             self.cols['features'].sync()
             os.kill(os.getpid(), signal.SIGKILL)
 

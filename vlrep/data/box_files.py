@@ -93,7 +93,7 @@ def _short_names(image):
     name = PurePosixPath(image.replace('\\', '/')).name
     stem = name.rpartition('.')[0] if '.' in name[1:] else name
     number = _COCO_NAME.fullmatch(stem)
-    return {name, stem, *([f'COCO {int(number[1] or stem)}'] if number else [])}
+    return {name, stem, f'COCO {int(number[1] or stem)}'} if number else {name, stem}
 
 
 class BoxFile:
@@ -107,11 +107,11 @@ class BoxFile:
         if not path.is_file():
             raise ValueError(f'{path}: no such file of boxes')
         self.ids = []
-        boxes = []
+        self.sizes = []  # Width and height of each image, or None
         self.flat = 0
         seen = {}
-        self.sizes = []  # Width and height of each image, or None
-        for image, got, size, here in (_box_instances if path.suffix == '.json' else _box_lines)(path):
+        boxes = []
+        for image, got, size, here in _box_instances(path) if path.suffix == '.json' else _box_lines(path):
             if image in seen:
                 raise ValueError(f'{here}: is there twice')
             given = size
@@ -143,9 +143,9 @@ class BoxFile:
         self,
         image: str,  # Name of an image; with or without folder and suffix
     ) -> int:  # Its row, or -1 if the file does not have it
-        "Where an image is in the file"
-        if (at := self._at.get(image)) is not None:
-            return at
+        "Find an image in the file"
+        if image in self._at:
+            return self._at[image]
         return next((self._short[n] for n in _short_names(image) if n in self._short), -1)
 
     def rows(
@@ -153,16 +153,18 @@ class BoxFile:
         ids: list,  # Of images
         source_name: str = 'data',  # Where they come from, for messages
     ) -> np.ndarray:  # (n,) int64
-        "The rows of images in the file; a `ValueError` names those that are missing, and two that would be the same"
+        "Find the rows of images in the file; a `ValueError` names those that are missing, and two that would be one"
         rows = np.array([self.row(str(i)) for i in ids], np.int64)
-        if len(lost := np.flatnonzero(rows < 0)):
+        lost = np.flatnonzero(rows < 0)
+        if len(lost):
             raise ValueError(
                 f'{source_name}: {len(lost)} of {len(rows)} images have no boxes in {self.path}: '
                 f'{some_of(ids[int(i)] for i in lost)}; it has those of {len(self):,} images, such as '
                 f'{self.ids[0]}; a line with "boxes": [] says that an image has none'
             )
         used, first, counts = np.unique(rows, return_index=True, return_counts=True)
-        if len(twice := np.flatnonzero(counts > 1)):
+        twice = np.flatnonzero(counts > 1)
+        if len(twice):
             both = [ids[int(i)] for i in np.flatnonzero(rows == used[twice[0]])[:2]]
             raise ValueError(
                 f'{source_name}: the images {both[0]} and {both[1]} would both have the boxes of '
@@ -176,7 +178,7 @@ class BoxFile:
         most: int = None,  # Most boxes of each, the first ones; by default all
         boxes: bool = True,  # Not used: there is nothing else
     ) -> dict:  # region_boxes (b,n,4), region_counts (b,)
-        "Boxes of some images, padded with zeros at the end"
+        "Read the boxes of some images, padded with zeros at the end"
         rows = np.asarray(rows, np.int64)
         first = self.offsets[rows]
         counts = self.offsets[rows + 1] - self.offsets[rows]
@@ -188,7 +190,7 @@ class BoxFile:
         return dict(region_counts=torch.from_numpy(counts), region_boxes=torch.from_numpy(out))
 
     def digest(self) -> str:
-        "12 hexadecimal digits over names and boxes"
+        "Hash names and boxes to 12 hexadecimal digits"
         h = hashlib.sha256('\n'.join(self.ids).encode())
         for a in (self.offsets, self.boxes):
             h.update(np.ascontiguousarray(a).tobytes())
@@ -201,7 +203,7 @@ def lines(
     ids: list,  # Of all images that are learned from or validated on
     most: int = None,  # As for `read`
 ) -> list:  # Lines
-    "How many boxes these images have, and what is left out, in words"
+    "Say in words how many boxes these images have, and what is left out"
     counts = np.diff(self.offsets)[self.rows(ids)]
     out = [f'{self.path}: {int(counts.sum()):,} boxes of {len(ids):,} images']
     more = len(self) - len(ids)

@@ -37,7 +37,7 @@ class CaptionCollator:
         self,
         source: ImageTextDataset,  # What batches will be read from
     ) -> None:
-        "A `ValueError` if there is an image without a caption"
+        "Refuse images without a caption"
         if source.captions is None:
             raise ValueError(f'{source.name}: has no captions; use tok=None')
         mute = np.flatnonzero(source.captions.counts() == 0)
@@ -48,30 +48,28 @@ class CaptionCollator:
             )
 
     def chosen(self, source: ImageTextDataset, rows: np.ndarray, when: int | str, seed: int) -> np.ndarray:
-        "Index of the caption drawn for each row, counted through all captions (b,)"
+        "Draw a caption for each row, as its index counted through all captions (b,)"
         first = source.captions.rows[rows]
         u = chances(rows, seed, 'caption', when)
         return first + (u * (source.captions.rows[rows + 1] - first)).astype(np.int64)
 
     def lengths(self, source: ImageTextDataset, rows: np.ndarray, when: int | str, seed: int) -> np.ndarray:
-        "How long the caption of each row is, in bytes (b,)"
+        "Measure the caption of each row in bytes (b,)"
         at = self.chosen(source, rows, when, seed)
         ends = source.captions.ends
         return ends[at + 1] - ends[at]
 
     def texts(self, source: ImageTextDataset, rows: np.ndarray, when: int | str, seed: int, flip: np.ndarray) -> list:
-        "The caption of each row"
-        c = source.captions
-        at = self.chosen(source, rows, when, seed)
-        out = [c.data[a:b].tobytes().decode() for a, b in zip(c.ends[at], c.ends[at + 1])]
+        "Read the caption of each row"
+        out = [source.captions.string(j) for j in self.chosen(source, rows, when, seed)]
         return [swap_left_right(t, self.substring, self.sides) if f else t for t, f in zip(out, flip)]
 
     def all_texts(self, source: ImageTextDataset) -> TextBuffer:
-        "Everything that can be read of each image"
+        "Give everything that can be read of each image"
         return source.captions
 
     def uncut(self, texts: list) -> list:
-        "The tokens of texts, special ones included, however many there are"
+        "Encode texts, special tokens included, however many there are"
         return self.tok.encode(texts, 1 << 30)
 
     def __call__(
@@ -83,7 +81,8 @@ class CaptionCollator:
         flip: np.ndarray,  # Which are mirrored (b,) bool
     ) -> dict:  # `tok` (b,s) and `lens` (b,), int64
         "One caption of each image"
-        tok, lens = pad_tokens(self.tok.encode(self.texts(source, rows, when, seed, flip), self.max_len), self.tok.pad)
+        texts = self.texts(source, rows, when, seed, flip)
+        tok, lens = pad_tokens(self.tok.encode(texts, self.max_len), self.tok.pad)
         return dict(tok=tok, lens=lens)
 
 # %% ../../nbs/data/50_collate.ipynb #b01c0a2e
@@ -99,7 +98,7 @@ def caption_collator(
     recipe: 'MethodRecipe',  # With `max_len`
     tokenizer: Tokenizer,  # From `caption_tokenizer`
 ) -> CaptionCollator:
-    "A collator that takes one caption of each image"
+    "Make a collator that takes one caption of each image"
     return CaptionCollator(tokenizer, recipe.max_len, sides=mirror_pairs(getattr(recipe, 'mirror_words', 'auto')))
 
 # %% ../../nbs/data/50_collate.ipynb #df8606bb
@@ -128,7 +127,7 @@ def count_tokens(
     at = range(0, total, max(1, -(-total // most)))
     out = TokenCounts(total, len(at), 0, 0, 0, 0, 0, [])
     for k in range(0, len(at), 1000):
-        some = [texts.data[texts.ends[i] : texts.ends[i + 1]].tobytes().decode() for i in at[k : k + 1000]]
+        some = [texts.string(i) for i in at[k : k + 1000]]
         out.missing += sum(t.strip().lower() in ('nan', 'none', 'null', '<na>') for t in some)
         for ids in collate.uncut(some):
             out.lengths.append(len(ids))
@@ -166,7 +165,7 @@ def token_lines(
     max_cut: float = 1.0,  # Share of the tokens that may be lost because texts are cut
     max_unknown: float = 1.0,  # Share of the tokens that may be unknown
 ) -> list:  # A line for each part
-    "Log lines on cut texts and unknown tokens; a `ValueError` if there are more than allowed"
+    "Say how many texts are cut and how many tokens are unknown; a `ValueError` if there are more than allowed"
     windows = getattr(collate, 'windows', False)
     lines = []
     for name, source in parts.items():
@@ -193,7 +192,7 @@ def mirroring_line(
     collate: CaptionCollator,  # Of the method
     train: ImageTextDataset,  # What is learned from
 ) -> str:  # '' if images can be mirrored
-    "Why images are not mirrored: the words for left and right in the captions are not known"
+    "Say why images are not mirrored: the words for left and right in the captions are not known"
     if getattr(recipe, 'mirror_words', '') != 'auto' or not recipe.flip_p:
         return ''
     # some read no captions, or never mirror them
@@ -204,7 +203,7 @@ def mirroring_line(
         return ''
     total = len(texts.ends) - 1
     at = range(0, total, max(1, -(-total // _SAMPLE)))
-    share = english_share(texts.data[texts.ends[i] : texts.ends[i + 1]].tobytes().decode() for i in at)
+    share = english_share(map(texts.string, at))
     if share >= 0.5:
         return ''
     return (
@@ -220,7 +219,9 @@ def _form_line(recipe, collate, train):
     used = collate.tok.normalisation if collate.tok is not None else asked.replace('auto', best)
     if used == 'nfkd' and best != used:
         return f'normalise=nfkd: the tokens are those of letters without their marks, although {why}'
-    return f'normalise={used}: {why}' if used == best == 'nfkc' and asked == 'auto' else ''
+    if used == best == 'nfkc' and asked == 'auto':
+        return f'normalise={used}: {why}'
+    return ''
 
 
 def caption_lines(
@@ -229,7 +230,7 @@ def caption_lines(
     parts: dict,  # Datasets `train`, `valid` and perhaps others
     counted: tuple = ('train', 'valid'),  # Those whose texts are counted
 ) -> list:  # Lines
-    "Log lines on what happens to the texts of a run; a `ValueError` if more of them is lost than the recipe allows"
+    "Say what happens to the texts of a run; a `ValueError` if more of them is lost than the recipe allows"
     if not hasattr(collate, 'all_texts') or collate.all_texts(parts['train']) is None:
         return []
     lines = [_form_line(recipe, collate, parts['train']), mirroring_line(recipe, collate, parts['train'])]

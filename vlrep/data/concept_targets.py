@@ -67,7 +67,7 @@ class ConceptTargets:
         self,
         dataset: ImageTextDataset,  # Any, with what the tags are made of
     ) -> tuple:  # Where each image begins (n+1,), numbers of tags (m,), values (m,)
-        "The tags of all images, one after the other; looked for once, as long as the dataset is in use"
+        "List the tags of all images, one after the other; they are looked for once, as long as the dataset is in use"
         self._found = [(ref, t) for ref, t in self._found if ref() is not None]
         for ref, table in self._found:
             if ref() is dataset:
@@ -122,20 +122,22 @@ def cluster_targets(
         )
     vectors = vectors or TfidfVectors(texts, seed=seed, how=how)
     x = np.asarray(vectors(texts), np.float32)
-    means = (
-        MiniBatchKMeans(k, n_init=1, random_state=seed, batch_size=4096)
-        if len(x) > 20_000
-        else KMeans(k, n_init=1, random_state=seed)
-    ).fit(x)
+    if len(x) > 20_000:
+        means = MiniBatchKMeans(k, n_init=1, random_state=seed, batch_size=4096)
+    else:
+        means = KMeans(k, n_init=1, random_state=seed)
+    means.fit(x)
 
     def find(dataset):
         lists = _read(dataset, low, high, how)
         flat = [t for ts in lists for t in ts]
-        got = iter(means.predict(np.asarray(vectors(flat), np.float32)).tolist() if flat else ())
+        got = iter(means.predict(np.asarray(vectors(flat), np.float32)).tolist()) if flat else iter(())
         return [[(c, 1.0) for c in sorted({next(got) for _ in ts})] for ts in lists]
 
-    names = [texts[i] for i in means.transform(x).argmin(0)] if len(x) * k < 10**7 else [str(c) for c in range(k)]
-    return ConceptTargets(names, find)  # a cluster is called by the caption next to its centre
+    names = [str(c) for c in range(k)]
+    if len(x) * k < 10**7:  # a cluster is called by the caption next to its centre
+        names = [texts[i] for i in means.transform(x).argmin(0)]
+    return ConceptTargets(names, find)
 
 # %% ../../nbs/data/54_concept_targets.ipynb #2a485ed3
 def topic_targets(
@@ -217,11 +219,11 @@ class ConceptCollator:
         self.table(source)
 
     def all_texts(self, source: ImageTextDataset) -> 'TextBuffer':
-        "What tags may be made of: the captions"
+        "Give the captions, of which tags may be made"
         return source.captions
 
     def table(self, source: ImageTextDataset) -> tuple:
-        "Where each image begins (n+1,), numbers of tags (m,), values (m,)"
+        "List where each image begins (n+1,), numbers of tags (m,), values (m,)"
         if self.targets is None:
             self.targets = self.fit(source)
         for known, table in self._tables:
@@ -236,7 +238,7 @@ class ConceptCollator:
         rows: np.ndarray,  # Which of them (b,)
         flip: np.ndarray,  # Which are mirrored (b,) bool
     ) -> np.ndarray:  # float32 (b,k)
-        "The tags of some images"
+        "Read the tags of some images"
         first, ids, values = self.table(source)
         out = np.zeros((len(rows), len(self.targets) + 1), np.float32)
         for i, (r, f) in enumerate(zip(rows, flip)):

@@ -41,16 +41,18 @@ def plain_words(
     text: str,  # A caption
     how: str = 'nfkd',  # As for `normalise`
 ) -> list:  # Its words, without punctuation; for nfkd in lower case and without accents
-    "The words of a caption, as BERT cuts them before it applies WordPiece"
+    "Cut a caption into words, as BERT does before it applies WordPiece"
     text = normalise(text, how)
-    return _WORD.findall(text) if text.isascii() else [w for w in _pieces(text) if _in_word(w[0])]
+    if text.isascii():
+        return _WORD.findall(text)
+    return [w for w in _pieces(text) if _in_word(w[0])]
 
 
 def split_marks(
     text: str,  # A caption
     how: str = 'nfkd',  # As for `normalise`
 ) -> str:  # Its words and punctuation marks, with spaces between them
-    "A caption in which punctuation stands apart: the tokens of each word are then its own"
+    "Set the punctuation of a caption apart: the tokens of each word are then its own"
     return ' '.join(_pieces(normalise(text, how)))
 
 
@@ -62,7 +64,7 @@ def usable_captions(
     *,
     how: str = 'nfkd',  # As for `normalise`: captions that it makes equal are the same
 ) -> np.ndarray:  # For each caption, counted through all images: is it read? bool (m,)
-    "Which captions have an allowed length and do not repeat another one of their image, ignoring case"
+    "Find the captions that have an allowed length and do not repeat another one of their image, ignoring case"
     if not 1 <= low <= high:
         raise ValueError(f'low={low}, high={high}: at least 1 token, and low at most high')
     length = length or (lambda text: len(plain_words(text)))
@@ -93,7 +95,9 @@ def _pattern():
 
     def tag(words):
         got = tagger.tag(' '.join(words), tokenize=False)
-        return [_PENN.get(t[:2], '') for _, t in got] if len(got) == len(words) else [''] * len(words)
+        if len(got) != len(words):
+            return ['' for _ in words]
+        return [_PENN.get(t[:2], '') for _, t in got]
 
     return tag
 
@@ -130,9 +134,10 @@ def tag_words(
     words: 'Iterable[str]',  # The words of a sentence, in lower case
     tagger: 'str|callable' = 'pattern',  # pattern or spacy, or a function of the words
 ) -> list:  # NOUN, ADJ, VERB or '' for each word
-    "The part of speech of each word of a sentence; a `ValueError` says what to install if the tagger is missing"
-    words = tuple(words)
-    return list((tagger if callable(tagger) else _opened(tagger))(words))
+    "Tag each word of a sentence with its part of speech; a `ValueError` says what to install if the tagger is missing"
+    if not callable(tagger):
+        tagger = _opened(tagger)
+    return list(tagger(tuple(words)))
 
 # %% ../../nbs/data/52_concepts.ipynb #72f73666
 SPEECH_PARTS = dict(nn=('NOUN',), nn_adj=('NOUN', 'ADJ'), nn_adj_vb=('NOUN', 'ADJ', 'VERB'))
@@ -146,7 +151,7 @@ def concept_counts(
     *,
     how: str = 'nfkd',  # As for `normalise`
 ) -> dict:  # Word -> how often it is tagged as one of these parts; the most frequent first
-    "Words that are tagged as one of `parts` more often than not; of equally frequent ones, the first in the alphabet"
+    "Count the words that are mostly tagged as one of `parts`; of equally frequent ones, the first in the alphabet"
     if parts not in SPEECH_PARTS:
         raise did_you_mean('set of parts of speech', parts, SPEECH_PARTS)
     wanted = SPEECH_PARTS[parts]
@@ -156,7 +161,8 @@ def concept_counts(
         words = plain_words(text, how)
         all_of.update(words)
         tagged.update(w for w, t in zip(words, tag_words(words, tagger)) if t in wanted and w not in _AUXILIARY)
-    return dict(sorted(((w, n) for w, n in tagged.items() if 2 * n > all_of[w]), key=lambda o: (-o[1], o[0])))
+    found = [(w, n) for w, n in tagged.items() if 2 * n > all_of[w]]
+    return dict(sorted(found, key=lambda o: (-o[1], o[0])))
 
 
 def concept_words(
@@ -164,7 +170,7 @@ def concept_words(
     top_k: int = 0,  # How many of the most frequent; 0 for all (ICMLM: 1000, 5000 or 10000)
     min_count: int = 1,  # How often a word must have been tagged
 ) -> list:  # Words, the most frequent first
-    "The concepts; a `ValueError` if there are none, or fewer than `top_k`"
+    "Choose the concepts; a `ValueError` if there are none, or fewer than `top_k`"
     words = [w for w, n in counts.items() if n >= min_count]
     if not words:
         raise ValueError(f'concepts: no word of the captions is left, see parts and min_count={min_count}')
@@ -200,7 +206,7 @@ class ConceptSet:
         self,
         texts: 'Iterable[str]',  # Captions of one image
     ) -> list:  # Numbers, ascending
-        "The concepts that are named in at least one of `texts`"
+        "Find the concepts that are named in at least one of `texts`"
         return sorted({self.index[w] for t in texts for w in plain_words(t, self.how) if w in self.index})
 
 # %% ../../nbs/data/52_concepts.ipynb #408df097
@@ -240,8 +246,7 @@ class Triplets:
         j: int,  # Caption, counted through all images
     ) -> str:
         "Its text"
-        ends = self.captions.ends
-        return self.captions.data[ends[j] : ends[j + 1]].tobytes().decode()
+        return self.captions.string(j)
 
     def draw(
         self,
@@ -250,7 +255,7 @@ class Triplets:
         sampling: str = 'triplets',  # triplets: each counts the same (App. F.1); captions: each caption does (eq. 7)
     ) -> tuple:  # Caption (b,), which of its places (b,), weight of the sample (b,); caption -1 and weight 0 if the
         # image has no triplet
-        "A triplet of each image"
+        "Draw a triplet of each image"
         if sampling not in ('triplets', 'captions'):
             raise did_you_mean('sampling', sampling, ('triplets', 'captions'))
         first = self.captions.rows[rows]

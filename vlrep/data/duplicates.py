@@ -7,7 +7,7 @@ __all__ = ['thumbnails', 'Duplicates', 'duplicates']
 
 # %% ../../nbs/data/20_duplicates.ipynb #ed2902af
 import hashlib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,7 +22,7 @@ def thumbnails(
     side: int = 12,  # Points along each side
     chunk: int = 256,  # Images at a time
 ) -> tuple:  # Thumbnails of mean 0 and length 1 (n,side*side*3) float32, and a hash of the pixels of each
-    "A thumbnail of each image, for comparison, and a hash of its pixels"
+    "Make a thumbnail of each image, for comparison, and hash its pixels"
     out = []
     codes = []
     for a in progress(range(0, len(dataset), chunk), label='thumbnails'):
@@ -30,16 +30,11 @@ def thumbnails(
         img = img.permute(0, 2, 3, 1).numpy()
         for x, (h, w) in zip(img, np.asarray(hw)):
             x = np.ascontiguousarray(x[:h, :w])
-            out.append(_shrink(x, side))
+            out.append(np.asarray(Image.fromarray(x).resize((side, side), Image.BOX), np.float32))  # means of cells
             codes.append(hashlib.blake2b(x, digest_size=16, person=f'{h} {w}'.encode()).digest())
     t = np.stack(out).reshape(len(out), -1)
     t -= t.mean(1, keepdims=True)
     return t / np.maximum(np.linalg.norm(t, axis=1, keepdims=True), 1e-6), codes
-
-
-def _shrink(x, side):
-    "Means over the cells of a grid (side,side,3)"
-    return np.asarray(Image.fromarray(x).resize((side, side), Image.BOX), np.float32)
 
 
 def _plain_words(s):
@@ -79,10 +74,11 @@ def duplicates(
     alike: float = 0.95,  # Least cosine of the thumbnails of nearly equal images, from -1 to 1
     chunk: int = 2048,  # Images at a time
 ) -> Duplicates:  # `print` it; its length is the number of pairs of images
-    "Images and captions that two datasets have in common"
+    "Find the images and captions that two datasets have in common"
     if train.size != test.size:
         raise ValueError(f'images of {train.size} and {test.size} pixels: read both at the same size')
-    (t, tc), (u, uc) = thumbnails(train), thumbnails(test)
+    t, tc = thumbnails(train)
+    u, uc = thumbnails(test)
     at = defaultdict(list)
     same = []
     near = []
@@ -97,10 +93,7 @@ def duplicates(
                 near.append((train.ids[a + i], test.ids[j], float(s[i, j])))
 
     def count(dataset):
-        n = defaultdict(int)
-        for c in dataset.captions.flat() if dataset.captions is not None else ():
-            n[_plain_words(c)] += 1
-        return n
+        return Counter(map(_plain_words, () if dataset.captions is None else dataset.captions.flat()))
 
     x = count(train)
     y = count(test)

@@ -29,7 +29,7 @@ def some_of(
     names: 'Iterable[str]',  # A list of strings
     n: int = 3,  # How many to show
 ) -> str:  # 'a, b, c and 7 more'
-    "The first few names, and how many more there are"
+    "List the first few names, and how many more there are"
     names = list(map(str, names))
     return ', '.join(names[:n]) + (f' and {len(names) - n} more' if len(names) > n else '')
 
@@ -57,14 +57,14 @@ def leave_out(
 def is_hidden(
     name: str,  # Of a file or folder, without those it is in
 ) -> bool:
-    "Is it none of the user's files: `.DS_Store`, `._photo.jpg`, `__MACOSX`, `Thumbs.db`?"
+    "Tell whether it is none of the user's files: `.DS_Store`, `._photo.jpg`, `__MACOSX`, `Thumbs.db`?"
     return name.startswith('.') or name.lower() in ('__macosx', 'thumbs.db', 'desktop.ini')
 
 
 def files_below(
     folder: FilePath,  # Where to look, also in the folders below it
 ) -> Iterator[str]:
-    "Files below `folder`, in order; hidden ones apart, and each folder once, however many links lead to it"
+    "List the files below `folder`, in order; hidden ones apart, and each folder once, however many links lead to it"
     seen = set()
     for at, dirs, files in os.walk(folder, followlinks=True):
         real = os.path.realpath(at)
@@ -86,8 +86,10 @@ def photo_name(
     name: str,  # Of an image, as a table has it
     folder: FilePath,  # What it is relative to
 ) -> str:
-    """One name for each photo: without `./` and `//`; with `/` for `\\`, as Windows writes it, unless there is a file
-    of that very name"""
+    """Bring the name of a photo into one form
+
+    Without `./` and `//`; with `/` for `\\`, as Windows writes it, unless there is a file of that very name
+    """
     if '\\' in name and not os.path.exists(os.path.join(folder, name)):
         name = name.replace('\\', '/')
     return posixpath.normpath(name)
@@ -143,8 +145,10 @@ _BLANK = set('\u115f\u1160\u2800\u3164\uffa0')  # letters and signs by their cat
 def has_text(
     s: str,  # A caption
 ) -> bool:
-    """Is there anything to read? Spaces, zero-width ones too, byte-order marks, control characters and lone accents
-    are not"""
+    """Tell whether there is anything to read
+
+    Spaces, zero-width ones too, byte-order marks, control characters and lone accents are not
+    """
     if s.isascii() and s.isprintable():
         return not (s.isspace() or not s)
     return any(unicodedata.category(c)[0] in 'LNPS' and c not in _BLANK for c in s)
@@ -163,7 +167,7 @@ def caption_source(
     name: str = None,  # Of the data; by default that of the folder `about` is in
     parts: dict = None,  # Name of an image -> the part that the data assigns it to, in its own words, see `part_name`
 ) -> ImageFileDataset:  # In the order of the names
-    "Photos and captions; empty captions and images without any are left out, with a warning that counts them"
+    "Join photos and captions; empty captions and images without any are left out, with a warning that counts them"
     about = Path(about)
     as_listed = caps
     caps = {}

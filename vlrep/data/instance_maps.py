@@ -15,7 +15,7 @@ def thing_maps(
     source: ImageTextDataset,  # An `ImageTextDataset` whose records have masks
 ) -> dict:  # `things` uint8 (n,S,S): 0 for no thing, k+1 for object k; a label for
     # `ImageTextDataset.annotate`
-    "Which object each pixel shows; a `ValueError` names an image without masks"
+    "Map each pixel to the object that it shows; a `ValueError` names an image without masks"
 
     def one(r):
         if r.masks is None:

@@ -91,7 +91,7 @@ class _Lmdb:
         return kind, out
 
     def value(self, size, flags, rest):
-        "The value of a node of a leaf"
+        "Read the value of a node of a leaf"
         if flags & 6:
             raise ValueError(f'{self.path}: holds further databases, which cannot be read')
         if flags & 1:

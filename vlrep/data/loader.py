@@ -63,7 +63,7 @@ class _Jobs(Dataset):
         return {**b, **said, **{k: torch.from_numpy(v[rows]) for k, v in self.source.labels.items()}}, bad
 
     def pictures(self, rows, when):
-        "The rows that are read, their images with height and width, and what was damaged"
+        "Read images: their rows, pixels, height and width, and what was damaged"
         if self.bad.keys().isdisjoint(rows.tolist()):
             try:
                 return rows, *self.source.images(rows), {}
@@ -74,7 +74,7 @@ class _Jobs(Dataset):
         return np.array(got), torch.cat(img), torch.cat([torch.as_tensor(x) for x in hw]), bad
 
     def readable(self, row, when, bad):
-        "`row`, or the first readable one in the chain of rows that belongs to it; damaged ones are written to `bad`"
+        "Read the image of `row`, or the first readable one in its chain of rows; damaged ones are written to `bad`"
         i = row
         draw = rng(self.seed, 'instead', when, row)
         for _ in range(100):
@@ -152,40 +152,60 @@ class StatefulLoader:
         self._said = False  # that batches are not shared
         self.waiting = None  # Called with the seconds that the workers' next batch has been waited for
         self._check()
+        if collate is None and self.tok is not None:
+            collate = CaptionCollator(self.tok, max_len, substring)
+        if hasattr(collate, 'check'):
+            collate.check(source)
+        if self.bucket and collate is not None and not hasattr(collate, 'lengths'):
+            raise ValueError(f'bucket={self.bucket}: {type(collate).__name__} has no `lengths` to sort by')
+        flips = train and getattr(aug, 'flips', False)
+        self._jobs = _Jobs(source, collate, seed, train, flip_p if flips else 0.0)
 
     def _check(self):
-        s = self.source
-        name = s.name
-        if self.train and s.split == 'test':
+        "Refuse arguments that do not fit the data or each other"
+        name = self.source.name
+        n = len(self.source)
+        if self.train and self.source.split == 'test':
             raise ValueError(f'{name}: a test split must not be trained on')
-        if not len(s):
+        if not n:
             raise ValueError(f'{name}: no images')
         for k, low in dict(bs=1, world_size=1, workers=0, max_len=2, bucket=0).items():
             if getattr(self, k) < low:
                 raise ValueError(f'{k}={getattr(self, k)}: at least {low}')
-        damage_limit(len(s), self.max_damaged)
+        for k, high in dict(flip_p=1, rank=self.world_size - 1).items():
+            if not 0 <= getattr(self, k) <= high:
+                raise ValueError(f'{k}={getattr(self, k)}: from 0 to {high}')
+        damage_limit(n, self.max_damaged)
         if not self.timeout > 0:
             raise ValueError(f'timeout={self.timeout}: seconds, more than 0')
-        if not 0 <= self.flip_p <= 1:
-            raise ValueError(f'flip_p={self.flip_p}: a part, from 0 to 1')
-        if not 0 <= self.rank < self.world_size:
-            raise ValueError(f'rank={self.rank} of {self.world_size}')
-        if len(s) < self.world_size:
-            raise ValueError(f'{name}: {len(s)} images cannot be shared by {self.world_size} processes')
+        if n < self.world_size:
+            raise ValueError(f'{name}: {n} images cannot be shared by {self.world_size} processes')
         check_share(self.bs, self.world_size)
-        flips = self.train and getattr(self.aug, 'flips', False)
-        collate = self.collate
-        if collate is None and self.tok is not None:
-            collate = CaptionCollator(self.tok, self.max_len, self.substring)
-        if hasattr(collate, 'check'):
-            collate.check(s)
-        if self.bucket and collate is not None and not hasattr(collate, 'lengths'):
-            raise ValueError(f'bucket={self.bucket}: {type(collate).__name__} has no `lengths` to sort by')
-        self._jobs = _Jobs(s, collate, self.seed, self.train, self.flip_p if flips else 0.0)
+
+    def __len__(self):
+        return -(-len(self.source) // self.bs)
+
+    def __iter__(self):
+        epoch = self.epoch
+        start = self.start
+        read = None
+        rows = self.whole_batches(epoch)[start:]
+        for i in range(start, start + len(rows)):
+            try:
+                if read is None:
+                    read = self._read([self._job(epoch, r) for r in rows])
+                got = self._next(read)
+            except (RuntimeError, OSError, EOFError) as e:
+                raise self._lost(e, f'step {i} of epoch {epoch}') from e
+            b = self._ready(got, epoch, i)
+            self.step = epoch * len(self) + i
+            yield b
+        if (self.epoch, self.start) == (epoch, start):
+            self.seek(epoch + self.train)
 
     @property
     def dataset(self) -> ImageTextDataset:
-        "The dataset, under the name that fastai uses"
+        "Give the dataset, under the name that fastai uses"
         return self.source
 
     @property
@@ -198,14 +218,9 @@ def check_share(
     bs: int,  # Images a batch
     world_size: int,  # Processes that train together
 ) -> None:
-    "A `ValueError` if some process would never have an image"
+    "Refuse a batch of which some process would never have an image"
     if bs < world_size:
         raise ValueError(f'bs={bs}: a batch of so many images cannot be shared by {world_size} processes')
-
-
-@patch
-def __len__(self: StatefulLoader) -> int:
-    return -(-len(self.source) // self.bs)
 
 # %% ../../nbs/data/60_loader.ipynb #a8ad1291
 @patch
@@ -213,9 +228,14 @@ def whole_batches(
     self: StatefulLoader,
     epoch: int,  # Which epoch
 ) -> list:  # For each step, the rows of all ranks
-    "The order of an epoch, cut into steps: no image is left out"
+    "Cut the order of an epoch into steps: no image is left out"
     n = len(self.source)
-    order = self._order(epoch) if self.shuffle else np.arange(n)
+    order = np.arange(n)
+    if self.shuffle:
+        own = getattr(self.source, 'order', None)
+        order = own(self.seed, epoch) if own else rng(self.seed, 'order', epoch).permutation(n)
+        if self.bucket and self._jobs.collate is not None:
+            order = self._bucketed(order, epoch)
     return [order[i : i + self.bs] for i in range(0, n, self.bs)]
 
 
@@ -224,21 +244,12 @@ def own(
     self: StatefulLoader,
     n: int,  # Rows of a whole batch
 ) -> np.ndarray:  # The places of those of this rank
-    """Which of `n` rows this rank has: a slice of the batch, or, if it is used in `parts`, a slice of each part
+    """Choose the rows of this rank out of `n`: a slice of the batch, or, if it is used in `parts`, a slice of each part
 
     Ranks differ by at most one row of a part, and the first have more
     """
-    return np.concatenate(
-        [np.array_split(part, self.world_size)[self.rank] for part in np.array_split(np.arange(n), self.parts)]
-    )
-
-
-@patch
-def _order(self: StatefulLoader, epoch):
-    "All rows in the order of `epoch`: the dataset's own or a random one, bucketed by length if `bucket` is set"
-    own = getattr(self.source, 'order', None)
-    order = own(self.seed, epoch) if own else rng(self.seed, 'order', epoch).permutation(len(self.source))
-    return self._bucketed(order, epoch) if self.bucket and self._jobs.collate is not None else order
+    parts = np.array_split(np.arange(n), self.parts)
+    return np.concatenate([np.array_split(part, self.world_size)[self.rank] for part in parts])
 
 
 @patch
@@ -258,7 +269,7 @@ def plan(
     self: StatefulLoader,
     epoch: int,  # Which epoch
 ) -> list:  # For each step, the rows of this rank (b,)
-    "Which rows this rank gets in each step"
+    "List the rows that this rank gets in each step"
     return [rows[self.own(len(rows))] for rows in self.whole_batches(epoch)]
 
 
@@ -303,15 +314,13 @@ def _note(self: StatefulLoader, bad):
     if k <= most:
         return
     some = '; '.join(list(self.damaged.values())[:3])
-    limit = (
-        f'the default allows {most}' if self.max_damaged is None else f'max_damaged={self.max_damaged} allows {most}'
-    )
-    raise TooManyDamaged(f'{self.source.name}: {k} of {n} images cannot be read, and {limit}: {some}')
+    limit = 'the default' if self.max_damaged is None else f'max_damaged={self.max_damaged}'
+    raise TooManyDamaged(f'{self.source.name}: {k} of {n} images cannot be read, and {limit} allows {most}: {some}')
 
 
 @patch
 def damage_report(self: StatefulLoader) -> str:  # A line for each, after a first line; '' if there was nothing
-    "What could not be read so far"
+    "Report what could not be read so far"
     if not self.damaged:
         return ''
     first = f'{len(self.damaged)} of {len(self.source)} images could not be read, and others were shown in their place:'
@@ -396,26 +405,6 @@ def _next(self: StatefulLoader, read):
         if self.waiting is not None:
             self.waiting(waited)
 
-# %% ../../nbs/data/60_loader.ipynb #485816a0
-@patch
-def __iter__(self: StatefulLoader):
-    epoch = self.epoch
-    start = self.start
-    read = None
-    rows = self.whole_batches(epoch)[start:]
-    for i in range(start, start + len(rows)):
-        try:
-            if read is None:
-                read = self._read([self._job(epoch, r) for r in rows])
-            got = self._next(read)
-        except (RuntimeError, OSError, EOFError) as e:
-            raise self._lost(e, f'step {i} of epoch {epoch}') from e
-        b = self._ready(got, epoch, i)
-        self.step = epoch * len(self) + i
-        yield b
-    if (self.epoch, self.start) == (epoch, start):
-        self.seek(epoch + self.train)
-
 # %% ../../nbs/data/60_loader.ipynb #7ff78e19
 @patch
 def seek(
@@ -432,7 +421,7 @@ def seek(
 
 @patch
 def one_batch(self: StatefulLoader) -> tuple:
-    "The next batch, without moving on"
+    "Read the next batch, without moving on"
     job = self._job(self.epoch, self.whole_batches(self.epoch)[self.start])
     return self._ready(self._jobs[job], self.epoch, self.start)
 
@@ -449,7 +438,7 @@ def new(
     source: ImageTextDataset = None,  # Another dataset; the same by default
     **changes,  # Arguments of `StatefulLoader`; also fastai's `drop_last=False`
 ) -> StatefulLoader:
-    "A loader like this one, with some arguments changed, at the same place"
+    "Make a loader like this one, with some arguments changed, at the same place"
     if changes.pop('drop_last', False):
         raise ValueError('drop_last=True: this loader drops no sample')
     if source is not None and not hasattr(source, 'images'):
@@ -514,28 +503,22 @@ def _lost(self: StatefulLoader, e, where):
         until = time.monotonic() + 1
         while all(w.is_alive() for w in it._workers) and time.monotonic() < until:
             time.sleep(0.01)
-    dead = [
-        f'worker {k} (process {w.pid}) {end_of_worker(w.exitcode)}'
-        for k, w in enumerate(it._workers)
-        if not w.is_alive()
-    ]
+    name = self.source.name
+    dead = [(k, w) for k, w in enumerate(it._workers) if not w.is_alive()]
     due = it._task_info.get(it._rcvd_idx, (None,))[0]
-    late = 'timed out' in str(e) and due is not None
-    files = 'Too many open files' in str(e)
-    pid = it._workers[due].pid if late else None
-    if not dead and not late and not files:
+    if dead:
+        ends = ', '.join(f'worker {k} (process {w.pid}) {end_of_worker(w.exitcode)}' for k, w in dead)
+        error = ChildProcessError(f'{name}: {ends}, at {where}')
+    elif 'Too many open files' in str(e):
+        limit = f'too many open files (the limit is {open_file_limit()})'
+        error = OSError(errno.EMFILE, f'{name}: {limit}, at {where}: ulimit -n 1024, or --workers 0')
+    elif 'timed out' in str(e) and due is not None:
+        silent = f'worker {due} (process {it._workers[due].pid}) gave no batch for {self.timeout:g} s'
+        error = TimeoutError(f'{name}: {silent}, at {where}')
+    else:
         return e
     self.close()
-    if files and not dead:
-        return OSError(
-            errno.EMFILE,
-            f'{self.source.name}: too many open files (the limit is {open_file_limit()}), at '
-            f'{where}: ulimit -n 1024, or --workers 0',
-        )
-    if dead:
-        return ChildProcessError(f'{self.source.name}: {", ".join(dead)}, at {where}')
-    silent = f'worker {due} (process {pid}) gave no batch for {self.timeout:g} s'
-    return TimeoutError(f'{self.source.name}: {silent}, at {where}')
+    return error
 
 # %% ../../nbs/data/60_loader.ipynb #c17352c2
 @patch
@@ -543,7 +526,7 @@ def pictures(
     self: StatefulLoader,
     batch: dict,  # With `img`
 ) -> torch.Tensor:  # uint8 (b,3,h,w)
-    "The images of a batch, to look at"
+    "Show the images of a batch as they were"
     img = batch['img'].detach().cpu()
     if img.is_floating_point() and hasattr(self.aug, 'mean'):
         return denormalise(img, self.aug.mean, self.aug.std)
@@ -555,8 +538,10 @@ def texts(
     self: StatefulLoader,
     batch: dict,  # With `tok`
 ) -> list:  # A string for each image, or None
-    "The captions of a batch"
-    return [self.tok.decode(t) for t in batch['tok'].cpu()] if self.tok is not None and 'tok' in batch else None
+    "Decode the captions of a batch"
+    if self.tok is None or 'tok' not in batch:
+        return None
+    return [self.tok.decode(t) for t in batch['tok'].cpu()]
 
 # %% ../../nbs/data/60_loader.ipynb #65766adb
 def _fold(text, width):
@@ -603,8 +588,12 @@ def show_results(
 # %% ../../nbs/data/60_loader.ipynb #4a03573e
 @patch
 def _likeliest(self: StatefulLoader, batch, out):
-    vals = out.values() if isinstance(out, dict) else out if isinstance(out, (list, tuple)) else [out]
-    for o in vals:
+    "The likeliest word at each place, as a line for each image"
+    if isinstance(out, dict):
+        out = out.values()
+    elif not isinstance(out, (list, tuple)):
+        out = [out]
+    for o in out:
         if self.tok is not None and isinstance(o, torch.Tensor) and o.ndim == 3 and o.shape[2] == len(self.tok):
             best = [t[: n - 1] for t, n in zip(o.argmax(2).tolist(), batch['lens'].tolist())]
             return [self.tok.decode([i for i in t if i > max(self.tok.mask, self.tok.pad)]) for t in best]
@@ -625,7 +614,7 @@ def loaders(
     **kw,  # As for `StatefulLoader`: seed, max_len, flip_p, workers, device, rank, world_size,
     # max_damaged, ...
 ) -> DataLoaders:
-    "A training and a validation loader, as fastai expects them"
+    "Make a training and a validation loader, as fastai expects them"
     size = size or train.size
     kw['device'] = kw.get('device') or ('cuda' if torch.cuda.is_available() else 'cpu')
     learn = StatefulLoader(train, bs, tok, aug or TrainTransform(size), train=True, **kw)

@@ -38,7 +38,7 @@ def sequence_mask(
     lens: Tensor,  # How many positions of each row are real (b,)
     n: int,  # How many there are, with padding
 ) -> Tensor:  # (b,n) bool
-    "Which positions of padded rows are real"
+    "Mark the positions of padded rows that are real"
     return torch.arange(n, device=lens.device) < lens[:, None]
 
 

@@ -28,10 +28,11 @@ def _same_letters(a, b):
     "For each letter of the words `a`, all in a row, its place among the letters of the words `b`, or -1 (n,)"
     A = ''.join(a)
     B = ''.join(b)
-    out = np.full(len(A), -1)
     if A == B:
         return np.arange(len(A))
-    ea, eb = (np.cumsum([0] + [len(w) for w in x]) for x in (a, b))
+    out = np.full(len(A), -1)
+    ea = np.cumsum([0, *map(len, a)])
+    eb = np.cumsum([0, *map(len, b)])
     for what, i, j, k, l in SequenceMatcher(None, a, b, autojunk=False).get_opcodes():  # whole words first
         x = ea[i]
         y = eb[k]
@@ -47,9 +48,10 @@ def _same_letters(a, b):
 def word_times(
     n: Narrative,  # With `text` and `utterances`
 ) -> tuple:  # The words of the text (w), and for each start and end in seconds (w,2); 0 and -1 if it has none
-    "When each word was said: during the utterances in which at least half of its letters are found again"
+    "Find when each word was said: during the utterances in which at least half of its letters are found again"
     words = n.text.split()
-    said = [(k, l) for k, (u, *_) in enumerate(n.utterances) for x in u.split() if (l := _letters(x))]
+    said = [(k, _letters(x)) for k, (u, *_) in enumerate(n.utterances) for x in u.split()]
+    said = [(k, l) for k, l in said if l]
     a = [_letters(w) for w in words]
     at = _same_letters([w for w in a if w], [l for _, l in said]).tolist()
     owner = [k for k, l in said for _ in l]
@@ -105,7 +107,7 @@ class Column:
         self,
         at: np.ndarray | list,  # Rows (m,)
     ) -> tuple:  # What is in them, end to end, and the length of each (m,)
-        "Some of the rows"
+        "Read some of the rows"
         at = np.asarray(at, np.int64)
         parts = [self.data[a:b] for a, b in zip(self.ends[at], self.ends[at + 1])]
         return np.concatenate(parts) if parts else self.data[:0], self.ends[at + 1] - self.ends[at]
@@ -133,8 +135,8 @@ class Narratives:
         s = [np.asarray(p, float).reshape(-1, 3) for p in n.strokes if len(p)]
         p = np.concatenate(s) if s else np.zeros((0, 3))
         joined = np.ones(len(p), bool)
-        joined[np.cumsum([0] + [len(x) for x in s[:-1]])[: len(s)]] = False
-        about = n.about if n.about is not None else [_unknown] * len(n.utterances)
+        joined[np.cumsum([0, *map(len, s[:-1])])[: len(s)]] = False
+        about = [_unknown for _ in n.utterances] if n.about is None else n.about
         said = '\0'.join(u.replace('\0', ' ') for u, *_ in n.utterances)
         row = dict(
             text=np.frombuffer(n.text.encode(), 'u1'),
@@ -166,16 +168,16 @@ class Narratives:
         return len(self.rows) - 1
 
     def counts(self) -> np.ndarray:  # (n,)
-        "How many narratives each image has"
+        "Count the narratives of each image"
         return np.diff(self.rows)
 
     def traced(self) -> np.ndarray:  # One for each narrative, image after image, bool (m,)
-        "Which narratives have a trace"
+        "Mark the narratives that have a trace"
         return np.diff(self.cols['t'].ends)[self.at] > 0
 
     @property
     def nbytes(self) -> int:
-        "Bytes in memory, which subsets share"
+        "Count the bytes in memory, which subsets share"
         return sum(c.data.nbytes + c.ends.nbytes for c in self.cols.values())
 
 # %% ../../nbs/data/40_narratives.ipynb #cfb1a7cb
@@ -201,7 +203,7 @@ def subset(
     self: Narratives,
     idx: np.ndarray | list | range,  # Images to keep, in their new order
 ) -> Narratives:
-    "The narratives of these images; nothing is copied but their numbers"
+    "Select the narratives of these images; nothing is copied but their numbers"
     at, n = rows_at(self.rows, idx)
     new = copy.copy(self)
     new.at = self.at[at]
@@ -214,10 +216,11 @@ def one(
     self: Narratives,
     k: int,  # Which of all narratives, an entry of `at`
 ) -> Narrative:
-    "One narrative, as it was but for the rounding of its trace"
+    "Read one narrative, as it was but for the rounding of its trace"
     c = {n: v[k] for n, v in self.cols.items()}
     p = np.empty((len(c['t']), 3), np.float32)
-    p[:, :2], p[:, 2] = c['xy'] / np.float32(1e4), c['t']
+    p[:, :2] = c['xy'] / np.float32(1e4)
+    p[:, 2] = c['t']
     cuts = np.flatnonzero(~c['joined'])[1:]
     said = c['said'].tobytes().decode().split('\0')
     about = c['about'].tolist()
@@ -244,7 +247,7 @@ def __getitem__(
 
 @patch
 def texts(self: Narratives) -> TextBuffer:  # A row for each image
-    "The texts of each image's narratives, as captions"
+    "Give the texts of each image's narratives as captions"
     out = TextBuffer()
     out.data, n = self.cols['text'].take(self.at)
     out.ends = np.concatenate([[0], np.cumsum(n)]).astype(np.int64)
@@ -267,6 +270,8 @@ def turn_traces(
 def narratives_of(
     source: 'ImageTextDataset|Iterable[Record]',  # An `ImageTextDataset`, or records
 ) -> Narratives:  # A row for each image
-    "The narratives of a dataset or, if it has none, those of its records"
-    had = getattr(source, 'narratives', None)
-    return Narratives.of([r.narrative] if r.narrative is not None else [] for r in source) if had is None else had
+    "Collect the narratives of a dataset or, if it has none, those of its records"
+    found = getattr(source, 'narratives', None)
+    if found is None:
+        found = Narratives.of([] if r.narrative is None else [r.narrative] for r in source)
+    return found

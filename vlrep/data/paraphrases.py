@@ -241,21 +241,21 @@ class Paraphrases:
         return f'Paraphrases({len(self)} captions, via {", ".join(self.vias())}, from {self.name})'
 
     def vias(self) -> list:
-        "The languages, sorted"
+        "List the languages, sorted"
         return sorted({v for s in self.said.values() for v in s})
 
     def texts(
         self,
         caption: str,  # As it stands in the dataset
     ) -> list:  # Texts; empty for a caption that is not in the file
-        "The paraphrases of a caption"
+        "List the paraphrases of a caption"
         return list(self.said.get(caption, {}).values())
 
     def coverage(
         self,
         captions: Iterable,  # Of a dataset
     ) -> tuple:  # How many of them have paraphrases, and how many there are
-        "How many captions have a paraphrase"
+        "Count the captions that have a paraphrase"
         has = [bool(self.said.get(c)) for c in captions]
         return sum(has), len(has)
 
@@ -263,7 +263,7 @@ class Paraphrases:
 def read_paraphrases(
     path: FilePath,  # What `vlrep paraphrase` wrote
 ) -> Paraphrases:
-    "The paraphrases in a file; a `ValueError` names the file and the line of what is wrong"
+    "Read the paraphrases in a file; a `ValueError` names the file and the line of what is wrong"
     path = Path(path)
     if not path.is_file():
         raise ValueError(f'{path}: no such file with paraphrases; vlrep paraphrase writes one')

@@ -8,6 +8,7 @@ __all__ = ['FORMATS', 'DamagedImage', 'open_image', 'annotation_turn', 'turn_poi
 
 # %% ../../nbs/data/00_records.ipynb #cc362fd3
 import copy
+import math
 import mmap
 import warnings
 from dataclasses import dataclass
@@ -124,7 +125,7 @@ def annotation_turn(
     path: FilePath,  # An image file
     size: tuple = None,  # Width and height of the image, as they are stated with its annotation
 ) -> int:  # An orientation of EXIF, 1 to 8; 1: not at all
-    """How boxes and points that were given for an image file are to be turned, to fit what `open_image` returns
+    """Find how boxes and points that were given for an image file must be turned to fit what `open_image` returns
 
     They are taken as given for the pixels as they are stored, unless the stated size has the shape of the image turned
     upright
@@ -195,11 +196,11 @@ class Record:
         self,
         *names,  # Field names
     ) -> bool:  # Are they all there?
-        "Is every one of `names` known?"
+        "Tell whether every one of `names` is known"
         return all(getattr(self, n) is not None for n in names)
 
     def load(self) -> Image.Image:
-        "The image, RGB and upright; a `ValueError` if the record has none or its file is damaged"
+        "Read the image, RGB and upright; a `ValueError` if the record has none or its file is damaged"
         if self.image is not None:
             return Image.fromarray(self.image)
         if self.path is None:
@@ -222,7 +223,7 @@ class Narrative:
         end: float,  # Seconds
         pad: float = 0.0,  # Seconds more at either end
     ) -> list:  # Arrays (n,2) of x and y; a stroke that was elsewhere at the time gives none
-        "The pieces of the strokes between two times, both included"
+        "Cut out the pieces of the strokes between two times, both included"
         cut = [s[(s[:, 2] >= start - pad) & (s[:, 2] <= end + pad), :2] for s in self.strokes]
         return [s for s in cut if len(s)]
 
@@ -232,7 +233,7 @@ class Narrative:
         dataset_id: str = 'world',  # Name of the data set
         annotator_id: int = 0,  # Who spoke
     ) -> dict:  # One line of the data set's JSONL file
-        "The narrative as Localized Narratives writes it"
+        "Write the narrative as a line of Localized Narratives"
         said = [dict(utterance=u, start_time=a, end_time=b) for u, a, b in self.utterances]
         traces = [[dict(zip('xyt', map(float, p))) for p in s] for s in self.strokes]
         return dict(
@@ -285,16 +286,21 @@ class TextBuffer:
         if not -len(self) <= i < len(self):
             raise IndexError(i)
         i %= len(self)
-        return [
-            self.data[self.ends[j] : self.ends[j + 1]].tobytes().decode() for j in range(self.rows[i], self.rows[i + 1])
-        ]
+        return [self.string(j) for j in range(self.rows[i], self.rows[i + 1])]
+
+    def string(
+        self,
+        j: int,  # Which string, counted through the whole buffer
+    ) -> str:
+        "Decode one string"
+        return self.data[self.ends[j] : self.ends[j + 1]].tobytes().decode()
 
     def counts(self) -> np.ndarray:  # How many strings each row has (n,)
-        "How many strings each row has"
+        "Count the strings of each row"
         return np.diff(self.rows)
 
     def flat(self) -> 'Iterator[str]':  # Yields every string
-        "Every string, one after the other"
+        "Yield every string, one after the other"
         for i in range(len(self)):
             yield from self[i]
 
@@ -338,7 +344,7 @@ def subset(
     self: TextBuffer,
     idx: np.ndarray | list | range,  # Rows to keep, in their new order
 ) -> TextBuffer:
-    "The buffer of these rows"
+    "Select rows as a buffer"
     return self.take(*rows_at(self.rows, idx))
 
 
@@ -348,7 +354,7 @@ def take(
     at: np.ndarray | list,  # Which strings, counted through the whole buffer (m,)
     counts: np.ndarray | list,  # How many of them belong to each row; their sum is m
 ) -> TextBuffer:
-    "The buffer of these strings, assigned to rows"
+    "Select strings, assigned to rows, as a buffer"
     at = np.asarray(at, np.int64)
     a = self.ends[at]
     b = self.ends[at + 1]
@@ -361,6 +367,8 @@ def take(
 # %% ../../nbs/data/00_records.ipynb #abf3b417
 def _clean(lists):
     "Lists of captions as a buffer, without control characters"
+    if isinstance(lists, TextBuffer):
+        return lists
     return TextBuffer(l if isinstance(l, str) else map(clean_text, l) for l in lists)
 
 
@@ -391,16 +399,17 @@ class ImageTextDataset:
         self._records = records
         self.narratives = narratives
         self.names = {k: list(v) for k, v in (names or {}).items()}
-        self.captions = captions if captions is None or isinstance(captions, TextBuffer) else _clean(captions)
+        self.captions = None if captions is None else _clean(captions)
         self.labels = {k: np.asarray(v) for k, v in (labels or {}).items()}
         self.ids = ids if ids is not None else [str(i) for i in range(n)]
         self.parts = parts
-        self._fits()
+        self._check()
 
-    def _fits(self):
-        said = [(k, v) for k, v in (('captions', self.captions), ('narratives', self.narratives)) if v is not None]
-        for what, v in [('ids', self.ids), *self.labels.items(), *said]:
-            if len(v) != self.n:
+    def _check(self):
+        "Refuse annotations that are not as many as the images"
+        found = [('ids', self.ids), ('captions', self.captions), ('narratives', self.narratives), *self.labels.items()]
+        for what, v in found:
+            if v is not None and len(v) != self.n:
                 raise ValueError(f'{self.name}: {len(v)} {what} for {self.n} images')
 
     def __len__(self):
@@ -442,10 +451,10 @@ def with_captions(
     self: ImageTextDataset,
     captions: TextBuffer | list,  # `TextBuffer`, or lists of strings, one list an image
 ) -> ImageTextDataset:  # The same images and labels
-    "A copy of this dataset with other captions"
+    "Copy this dataset with other captions"
     new = copy.copy(self)
-    new.captions = captions if isinstance(captions, TextBuffer) else _clean(captions)
-    new._fits()
+    new.captions = _clean(captions)
+    new._check()
     return new
 
 
@@ -454,10 +463,10 @@ def with_narratives(
     self: ImageTextDataset,
     narratives: 'Narratives',  # Has a row for each image, and `subset`, such as `vlrep.data.narratives.Narratives`
 ) -> ImageTextDataset:  # The same images, captions and labels
-    "A copy of this dataset with narratives"
+    "Copy this dataset with narratives"
     new = copy.copy(self)
     new.narratives = narratives
-    new._fits()
+    new._check()
     return new
 
 
@@ -468,12 +477,12 @@ def annotate(
     names: dict = None,  # Name of a label -> names of its columns, or of its values
     records: callable = None,  # As for `ImageTextDataset`
 ) -> ImageTextDataset:  # The same images and captions
-    "A copy of this dataset with more labels, and with other records if they are given"
+    "Copy this dataset with more labels, and with other records if they are given"
     new = copy.copy(self)
     new._records = records or self._records
     new.names = {**self.names, **(names or {})}
     new.labels = {**self.labels, **{k: np.asarray(v) for k, v in labels.items()}}
-    new._fits()
+    new._check()
     return new
 
 # %% ../../nbs/data/00_records.ipynb #c392584a
@@ -497,12 +506,13 @@ class ArrayDataset(ImageTextDataset):
         self,
         idx: np.ndarray | list | range,  # Rows (b,)
     ) -> tuple:  # uint8 (b,3,S,S), and height and width of each (b,2)
-        "The images of rows `idx`"
+        "Read the images of rows `idx`"
         idx = np.asarray(idx)
         import torch  # here: processes that only draw scenes start without it
 
         img = torch.from_numpy(np.ascontiguousarray(self.pixels[idx])).permute(0, 3, 1, 2)
-        return img, torch.full((len(idx), 2), self.size) if self.hw is None else torch.as_tensor(self.hw[idx])
+        hw = torch.full((len(idx), 2), self.size) if self.hw is None else torch.as_tensor(self.hw[idx])
+        return img, hw
 
     def __getitem__(self, i: int) -> Record:
         r = self._record(i)
@@ -515,7 +525,7 @@ class ArrayDataset(ImageTextDataset):
         idx: np.ndarray | list | range,  # Rows to keep, in their new order
         split: str = None,  # The split they make
     ) -> ImageTextDataset:
-        "A dataset of these rows"
+        "Select rows as a dataset"
         idx = np.asarray(idx)
         hw = None if self.hw is None else self.hw[idx]
         return ArrayDataset(self.pixels[idx], self.name, hw, **self._rows(idx, split))
@@ -542,7 +552,7 @@ def from_images(
     name: str = 'images',
     **kw,  # As for `ImageTextDataset`: `ids`, `labels`
 ) -> ArrayDataset:  # Their order is that of `images`
-    "A dataset of images in memory, with captions; a `ValueError` if they are not as many"
+    "Make a dataset of images in memory, with captions; a `ValueError` if they are not as many"
     if len(images) != len(captions):
         raise ValueError(f'{name}: {len(images)} images, {len(captions)} captions')
     if not len(images):
@@ -554,7 +564,8 @@ def from_images(
 # %% ../../nbs/data/00_records.ipynb #aee18a41
 def _shared(*shape):
     "Zeros that processes forked from this one write and read together; pages that were never written take no memory"
-    return np.frombuffer(mmap.mmap(-1, max(1, int(np.prod(shape)))), np.uint8)[: int(np.prod(shape))].reshape(shape)
+    size = math.prod(shape)
+    return np.frombuffer(mmap.mmap(-1, max(1, size)), np.uint8)[:size].reshape(shape)
 
 # %% ../../nbs/data/00_records.ipynb #338ce724
 class ImageFileDataset(ImageTextDataset):
@@ -573,16 +584,18 @@ class ImageFileDataset(ImageTextDataset):
         self.keep = keep
         kw.setdefault('ids', [Path(p).name for p in paths])
         super().__init__(name, len(paths), size, **kw)
-        n = self.n
-        fits = n * size * size * 3 <= keep
-        self._kept, self._hw = (_shared(n, size, size, 3), _shared(n, 16).view(np.int64)) if fits else (None, None)
+        self._kept = None
+        self._hw = None
+        if self.n * size * size * 3 <= keep:
+            self._kept = _shared(self.n, size, size, 3)
+            self._hw = _shared(self.n, 16).view(np.int64)
 
     def __getstate__(self):
         "What a process that is not forked gets: pages that are shared by forks alone stay here, and it decodes anew"
         return {**self.__dict__, '_kept': None, '_hw': None}
 
     def path(self, i: int) -> str:
-        "The file of row `i`"
+        "Give the file of row `i`"
         return self._paths[i][0]
 
     def _one(self, i):
@@ -591,14 +604,15 @@ class ImageFileDataset(ImageTextDataset):
         a, hw = fit_square(open_image(self.path(i), self.size), self.size)
         if self._kept is not None:
             self._kept[i] = a
-            self._hw[i, 1], self._hw[i, 0] = hw[1], hw[0]  # the height last
+            self._hw[i, 1] = hw[1]
+            self._hw[i, 0] = hw[0]  # the height last: then the image is there
         return a, hw
 
     def images(
         self,
         idx: np.ndarray | list | range,  # Rows (b,)
     ) -> tuple:  # uint8 (b,3,S,S), and height and width of each (b,2)
-        "The images of rows `idx`; a `DamagedImage` names a file that is damaged"
+        "Read the images of rows `idx`; a `DamagedImage` names a file that is damaged"
         import torch
 
         got = [self._one(int(i)) for i in idx]
@@ -616,5 +630,5 @@ class ImageFileDataset(ImageTextDataset):
         idx: np.ndarray | list | range,  # Rows to keep, in their new order
         split: str = None,  # The split they make
     ) -> ImageTextDataset:
-        "A dataset of these rows"
+        "Select rows as a dataset"
         return ImageFileDataset([self.path(i) for i in idx], self.size, self.name, self.keep, **self._rows(idx, split))

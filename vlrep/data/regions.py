@@ -40,7 +40,6 @@ from vlrep.core.files import (
     npy_header,
     parse_json,
     read_index,
-    write_error,
     write_index,
 )
 from ..core.progress import progress
@@ -48,6 +47,7 @@ from ..core.registry import did_you_mean
 from .box_files import BoxFile
 from .image_files import some_of
 from .lmdb_files import lmdb_items
+from .mapped_arrays import GrowingArray, MappedNames
 from .masking import sequence_mask
 from .records import DamagedImage, ImageFileDataset, ImageTextDataset, annotation_turn, turn_boxes
 
@@ -57,83 +57,31 @@ def check_boxes(
     counts: Tensor,  # How many of the n are real (b,); what the others hold does not matter
     name: str = 'region_boxes',  # For messages
 ) -> None:
-    "A `ValueError` names the first image and region whose box is empty, inverted, outside the image or not finite"
+    "Refuse boxes that are empty, inverted, outside the image or not finite; the `ValueError` names image and region"
     if boxes.ndim != 3 or boxes.shape[2] != 4 or tuple(counts.shape) != (len(boxes),):
         raise ValueError(
             f'{name}: (b,n,4) boxes and (b,) counts are expected, not {tuple(boxes.shape)} and {tuple(counts.shape)}'
         )
     n = boxes.shape[1]
-    real = sequence_mask(counts.to(boxes.device), n)
-    first, last = boxes.split(2, 2)
-    finite = boxes.isfinite().all(2)
-    inside = ((boxes >= -1e-6) & (boxes <= 1 + 1e-6)).all(2)
-    good = finite & inside & (first < last).all(2) | ~real
     whole = (counts >= 0) & (counts <= n)
-    if bool(good.all()) and bool(whole.all()):
-        return
     if not whole.all():
         i = int((~whole).nonzero()[0])
         raise ValueError(f'{name}: image {i} has {int(counts[i])} of {n} regions')
-    i, k = (~good).nonzero()[0].tolist()
-    why = (
-        'is not finite'
-        if not finite[i, k]
-        else 'lies outside the image'
-        if not inside[i, k]
-        else 'is empty or inverted'
-    )
+    real = sequence_mask(counts.to(boxes.device), n)
+    faults = {
+        'is not finite': ~boxes.isfinite().all(2) & real,
+        'lies outside the image': ((boxes < -1e-6) | (boxes > 1 + 1e-6)).any(2) & real,
+        'is empty or inverted': (boxes[..., :2] >= boxes[..., 2:]).any(2) & real,
+    }
+    bad = torch.stack(list(faults.values())).any(0)
+    if not bad.any():
+        return
+    i, k = bad.nonzero()[0].tolist()
+    why = next(fault for fault, where in faults.items() if where[i, k])
     raise ValueError(
         f'{name}: image {i}, region {k}: the box {[round(v, 3) for v in boxes[i, k].tolist()]} {why}; '
         'expected x0 y0 x1 y1, x0 < x1 and y0 < y1, as parts of width and height from 0 to 1'
     )
-
-# %% ../../nbs/data/57_regions.ipynb #6757000a
-_HEAD = 128  # Bytes of the header
-
-
-def _header(rows, shape, dtype):
-    "The header of a .npy file, always of the same length"
-    text = repr(dict(descr=dtype.str, fortran_order=False, shape=(rows, *shape)))
-    return b'\x93NUMPY\x01\x00' + (_HEAD - 10).to_bytes(2, 'little') + text.ljust(_HEAD - 11).encode() + b'\n'
-
-
-class _Column:
-    "A .npy file that rows are appended to; one with at least `rows` is continued after these"
-
-    def __init__(self, path, shape, dtype, rows=0):
-        self.path = path
-        self.shape = shape
-        self.dtype = np.dtype(dtype)
-        self.rows = rows
-        self.bytes = int(np.prod(shape)) * self.dtype.itemsize  # of a row
-        size = path.stat().st_size if path.exists() else 0
-        if rows and size < _HEAD + rows * self.bytes:
-            raise ValueError(f'{path}: damaged, {size:,} bytes where {rows} rows were written; remove {path.parent}')
-        self.file = open(path, 'r+b' if rows else 'w+b')
-        if not rows:
-            self.file.write(_header(0, shape, self.dtype))
-        self.file.truncate(_HEAD + rows * self.bytes)
-        self.file.seek(0, 2)
-
-    def add(self, data, rows):
-        try:
-            self.file.write(data)
-        except OSError as e:
-            raise write_error(e, self.path) from e
-        self.rows += rows
-
-    def sync(self):
-        try:
-            self.file.flush()
-            os.fsync(self.file.fileno())
-        except OSError as e:
-            raise write_error(e, self.path) from e
-
-    def close(self):
-        self.sync()
-        self.file.seek(0)
-        self.file.write(_header(self.rows, self.shape, self.dtype))
-        self.file.close()
 
 # %% ../../nbs/data/57_regions.ipynb #a7c01e11
 _POINTS = 8  # Along each side of a thumbnail
@@ -143,9 +91,10 @@ _FAR = 32  # Of 255: two thumbnails that differ by this much in a value are of d
 def thumbnail(
     image: np.ndarray | Image.Image,  # uint8 (h,w,3), or RGB
 ) -> np.ndarray:  # uint8 (192,)
-    "The mean colours of 8 x 8 cells"
-    img = image if isinstance(image, Image.Image) else Image.fromarray(image)
-    return np.asarray(img.convert('RGB').resize((_POINTS, _POINTS), Image.BOX)).reshape(-1)
+    "Reduce an image to the mean colours of 8 x 8 cells"
+    if not isinstance(image, Image.Image):
+        image = Image.fromarray(image)
+    return np.asarray(image.convert('RGB').resize((_POINTS, _POINTS), Image.BOX)).reshape(-1)
 
 
 def _same_sides(a, b):
@@ -166,12 +115,58 @@ def _alike(side, look, image):
 _VERSION = 2
 
 
-def _sums(data):
+def _checksum(pieces):
     "One CRC-32 of several pieces of data"
     crc = 0
-    for piece in data:
+    for piece in pieces:
         crc = zlib.crc32(piece, crc)
     return crc
+
+
+def _entry(line):
+    """Read a line of the journal
+
+    The name of an image, how many regions it has, their checksum, and perhaps its width, height and thumbnail; or its
+    name, None, and why it is left out
+    """
+    name, count, x, *look = parse_json(line)
+    if count is None:
+        fits = isinstance(x, str) and not look
+    else:
+        width, height, cells = look[0] if look else (0, 0, '')
+        fits = all(type(v) is int and v >= 0 for v in (count, x, width, height)) and len(look) < 2
+        fits = fits and len(bytes.fromhex(cells)) in (0, 3 * _POINTS**2)
+    if not fits or not isinstance(name, str):
+        raise ValueError
+    return name, count, x, *look
+
+
+def _region_arrays(image_id, feats, boxes, probs, facts):
+    "Convert what is added for an image to arrays of its store; a `ValueError` says what is wrong with it"
+    n = len(boxes)
+    dtype = facts['dtype']
+    wanted = dict(features=(feats, facts['width'], dtype), boxes=(boxes, 4, '<f4'))
+    if facts['classes'] or probs is not None:
+        wanted['probs'] = probs, facts['classes'], dtype
+    out = {}
+    for name, (x, width, dtype) in wanted.items():
+        if x is None:
+            raise ValueError(f'{image_id}: has no {name}, the store expects {width} numbers for each region')
+        with np.errstate(over='ignore'):
+            a = np.ascontiguousarray(x, dtype)
+        if a.shape != (n, width):
+            raise ValueError(f'{image_id}: {name} are {a.shape}, expected {(n, width)}')
+        if not np.isfinite(a).all():
+            overflow = np.isfinite(np.asarray(x)).all()
+            hint = ' in float16: write float32 (half=False)' if overflow else ''
+            raise ValueError(f'{image_id}: {name} are not finite{hint}')
+        out[name] = a
+    check_boxes(torch.from_numpy(out['boxes'])[None], torch.tensor([n]), f'{image_id}')
+    if 'probs' in out and n:
+        off = np.abs(out['probs'].sum(1, dtype=np.float64) - 1).max()
+        if (out['probs'] < 0).any() or off > 0.01:
+            raise ValueError(f'{image_id}: probs are no distributions (a sum is off by {off:.2g}, or some are below 0)')
+    return out
 
 # %% ../../nbs/data/57_regions.ipynb #679c57ce
 class RegionWriter:
@@ -205,6 +200,7 @@ class RegionWriter:
             about=about or {},
         )
         self.partial = self.folder.with_name(f'.{self.folder.name}.partial')
+        self._journal = self.partial / 'journal'
         self.ids = []
         self.counts = []
         self.sums = []
@@ -219,39 +215,40 @@ class RegionWriter:
     def __len__(self):
         return len(self.ids)
 
-    def _begun(self):
-        "Read the journal of a process that was killed, or begin one"
-        head = json.dumps(self.facts) + '\n'
-        data = self._journal.read_bytes() if self._journal.exists() else b''
-        text = data[: data.rfind(b'\n') + 1].decode(errors='replace')  # a torn last line is none
-        lines = io.StringIO(text).readlines()
-        if lines and lines[0] != head:
-            raise ValueError(
-                f'{self.partial}: was begun with other settings ({brief(lines[0].strip(), 200)}); remove it, '
-                'or choose a new folder'
-            )
-        with atomic_file(self._journal) as new:
-            new.write_text(''.join(lines or [head]), encoding='utf-8')
-        for n, line in enumerate(lines[1:], 2):
-            try:
-                self._note(*_entry(line))
-            except (ValueError, TypeError, IndexError, KeyError):
-                raise ValueError(
-                    f'{self._journal}, line {n}: damaged: {brief(line.strip())}; remove {self.partial}'
-                ) from None
+    def __enter__(self):
+        self._stack = ExitStack()
+        self._stack.enter_context(locked(self.folder.with_name(f'.{self.folder.name}.lock'), str(self.folder)))
+        try:
+            if not self.resume:
+                shutil.rmtree(self.partial, ignore_errors=True)
+            self.partial.mkdir(parents=True, exist_ok=True)
+            self._read_journal()
+            widths = dict(features=self.facts['width'], boxes=4, probs=self.facts['classes'])
+            self.cols = {}
+            for name, width in widths.items():
+                if width:
+                    dtype = '<f4' if name == 'boxes' else self.facts['dtype']
+                    path = self.partial / f'{name}.npy'
+                    self.cols[name] = GrowingArray(dtype, width, path=path, rows=sum(self.counts))
+        except BaseException:
+            self._stack.close()
+            raise
+        return self
 
-    def _note(self, image_id, count, x, look=None):
-        """Remember an image with so many regions, their checksum `x`, and what it looks like (width, height,
-        thumbnail in hexadecimal digits); or, without any, why it is left out"""
-        if count is None:
-            self.left_out[image_id] = x
-        else:
-            self.left_out.pop(image_id, None)  # it has been restored
-            self.ids.append(image_id)
-            self.counts.append(count)
-            self.sums.append(x)
-            self.looks.append(look or (0, 0, ''))
-            self._seen.add(image_id)
+    def __exit__(self, kind, error, trace):
+        with self._stack:
+            try:
+                if kind is None:
+                    with atomic_folder(self.folder) as new:
+                        self._finish(new)
+                    shutil.rmtree(self.partial, ignore_errors=True)
+                elif self.resume:
+                    self._commit()
+            finally:
+                for column in self.cols.values():
+                    column.abandon()
+                if not self.resume:
+                    shutil.rmtree(self.partial, ignore_errors=True)
 
     def add(
         self,
@@ -267,107 +264,74 @@ class RegionWriter:
         if image_id in self._seen:
             raise ValueError(f'{image_id}: is in the store already')
         data = [a.tobytes() for a in _region_arrays(image_id, feats, boxes, probs, self.facts).values()]
-        for c, b in zip(self.cols.values(), data):
-            c.add(b, len(boxes))
+        for column, piece in zip(self.cols.values(), data):
+            column.add(piece)
+        look = []
         if image is not None:
-            sides = image.size
-        look = [] if sides is None else [[*map(int, sides), '' if image is None else thumbnail(image).tobytes().hex()]]
-        self._log(image_id, len(boxes), _sums(data), *look)
+            look = [[*image.size, thumbnail(image).tobytes().hex()]]
+        elif sides is not None:
+            look = [[*map(int, sides), '']]
+        self._log(image_id, len(boxes), _checksum(data), *look)
 
-# %% ../../nbs/data/57_regions.ipynb #6757000e
-@patch
-def __enter__(self: RegionWriter) -> RegionWriter:
-    self._stack = ExitStack()
-    self._stack.enter_context(locked(self.folder.with_name(f'.{self.folder.name}.lock'), str(self.folder)))
-    try:
-        if not self.resume:
-            shutil.rmtree(self.partial, ignore_errors=True)
-        self.partial.mkdir(parents=True, exist_ok=True)
-        self._journal = self.partial / 'journal'
-        self._begun()
-        f = self.facts
-        rows = sum(self.counts)
-        shapes = dict(features=((f['width'],), f['dtype']), boxes=((4,), '<f4'), probs=((f['classes'],), f['dtype']))
-        if not f['classes']:
-            del shapes['probs']
-        self.cols = {k: _Column(self.partial / f'{k}.npy', *how, rows=rows) for k, how in shapes.items()}
-    except BaseException:
-        self._stack.close()
-        raise
-    return self
+    def leave_out(
+        self,
+        image_id: str,  # Each once
+        why: str,  # What is wrong with it
+    ) -> None:
+        "Note that an image has no regions because it cannot be read"
+        if image_id in self:
+            raise ValueError(f'{image_id}: is in the store already')
+        self._log(image_id, None, why)
 
+    def _read_journal(self):
+        "Read the journal of a process that was killed, or begin one"
+        head = json.dumps(self.facts) + '\n'
+        data = self._journal.read_bytes() if self._journal.exists() else b''
+        text = data[: data.rfind(b'\n') + 1].decode(errors='replace')  # a torn last line is none
+        lines = io.StringIO(text).readlines()
+        if lines and lines[0] != head:
+            raise ValueError(
+                f'{self.partial}: was begun with other settings ({brief(lines[0].strip(), 200)}); remove it, '
+                'or choose a new folder'
+            )
+        with atomic_file(self._journal) as new:
+            new.write_text(''.join(lines or [head]), encoding='utf-8')
+        for n, line in enumerate(lines[1:], 2):
+            try:
+                self._remember(*_entry(line))
+            except (ValueError, TypeError, IndexError, KeyError):
+                raise ValueError(
+                    f'{self._journal}, line {n}: damaged: {brief(line.strip())}; remove {self.partial}'
+                ) from None
 
-def _entry(line):
-    "Name of an image, how many regions, their checksum, what it looks like; or name, None, and why it is left out"
-    name, count, x, *look = parse_json(line)
-    whole = [type(v) is int and v >= 0 for v in (count, x, *(look[0][:2] if look else ()))]
-    fits = all(whole) and len(look) < 2 if count is not None else isinstance(x, str) and not look
-    if not isinstance(name, str) or not fits:
-        raise ValueError
-    if look and len(bytes.fromhex(look[0][2])) not in (0, 3 * _POINTS**2):
-        raise ValueError
-    return name, count, x, *look
+    def _remember(self, image_id, count, x, look=None):
+        "Remember an image with its entry in the journal"
+        if count is None:
+            self.left_out[image_id] = x
+        else:
+            self.left_out.pop(image_id, None)  # it has been restored
+            self.ids.append(image_id)
+            self.counts.append(count)
+            self.sums.append(x)
+            self.looks.append(look or (0, 0, ''))
+            self._seen.add(image_id)
 
-# %% ../../nbs/data/57_regions.ipynb #6757000f
-def _region_arrays(image_id, feats, boxes, probs, facts):
-    "What is added for an image, as arrays of its store; a `ValueError` says what is wrong with it"
-    dtype = facts['dtype']
-    n = len(boxes)
-    wants = dict(
-        features=(feats, facts['width'], dtype), boxes=(boxes, 4, '<f4'), probs=(probs, facts['classes'], dtype)
-    )
-    if not facts['classes'] and probs is None:
-        del wants['probs']
-    out = {}
-    for k, (x, d, t) in wants.items():
-        if x is None:
-            raise ValueError(f'{image_id}: has no {k}, the store expects {d} numbers for each region')
-        with np.errstate(over='ignore'):
-            a = np.ascontiguousarray(x, t)
-        if a.shape != (n, d):
-            raise ValueError(f'{image_id}: {k} are {a.shape}, expected {(n, d)}')
-        if not np.isfinite(a).all():
-            big = np.isfinite(np.asarray(x)).all()
-            raise ValueError(f'{image_id}: {k} are not finite' + bool(big) * ' in float16: write float32 (half=False)')
-        out[k] = a
-    check_boxes(torch.from_numpy(out['boxes'])[None], torch.tensor([n]), f'{image_id}')
-    if 'probs' in out and n:
-        off = np.abs(out['probs'].sum(1, dtype=np.float64) - 1).max()
-        if (out['probs'] < 0).any() or off > 0.01:
-            raise ValueError(f'{image_id}: probs are no distributions (a sum is off by {off:.2g}, or some are below 0)')
-    return out
+    def _log(self, *entry):
+        "Remember an image, and write its entry to the journal now or soon"
+        self._remember(*entry)
+        self._new.append(json.dumps(entry) + '\n')
+        if self.resume and len(self._new) >= 32:
+            self._commit()
 
-# %% ../../nbs/data/57_regions.ipynb #67570010
-@patch
-def leave_out(
-    self: RegionWriter,
-    image_id: str,  # Each once
-    why: str,  # What is wrong with it
-) -> None:
-    "Note that an image has no regions because it cannot be read"
-    if image_id in self:
-        raise ValueError(f'{image_id}: is in the store already')
-    self._log(image_id, None, why)
-
-# %% ../../nbs/data/57_regions.ipynb #67570011
-@patch
-def _log(self: RegionWriter, *entry):
-    self._note(*entry)
-    self._new.append(json.dumps(entry) + '\n')
-    if self.resume and len(self._new) >= 32:
-        self._commit()
-
-
-@patch
-def _commit(self: RegionWriter):
-    "Push the data to the disk, then write to the journal that it is there"
-    for c in self.cols.values():
-        c.sync()
-    with open(self._journal, 'a', encoding='utf-8') as f:
-        f.writelines(self._new)
-        f.flush()
-        os.fsync(f.fileno())
-    self._new = []
+    def _commit(self):
+        "Push the data to the disk, then write to the journal that it is there"
+        for column in self.cols.values():
+            column.sync()
+        with open(self._journal, 'a', encoding='utf-8') as f:
+            f.writelines(self._new)
+            f.flush()
+            os.fsync(f.fileno())
+        self._new = []
 
 # %% ../../nbs/data/57_regions.ipynb #67570013
 _COCO = re.compile(r'(?:COCO_(\w+?)_)?(\d{12})')
@@ -378,13 +342,17 @@ def _spellings(image_id):
     stem = PurePosixPath(image_id).name
     if '.' in stem[1:]:
         stem = stem.rpartition('.')[0]
+    spellings = [image_id, stem]
     number = _COCO.fullmatch(stem)
-    return dict.fromkeys([image_id, stem, *([str(int(number[2]))] if number else [])])
+    if number:
+        spellings.append(str(int(number[2])))
+    return dict.fromkeys(spellings)
 
 
 def _other_part(a, b):
     "Are these ids of two images of COCO in different parts, such as train2014 and val2014?"
-    parts = [m[1] if (m := _COCO.search(PurePosixPath(i).name)) else None for i in (a, b)]
+    found = [_COCO.search(PurePosixPath(i).name) for i in (a, b)]
+    parts = [match and match[1] for match in found]
     return None not in parts and parts[0] != parts[1]
 
 
@@ -404,7 +372,8 @@ def _finish(self: RegionWriter, new):
     raw = [i.encode() for i in self.ids]
     names = Counter(n for i in self.ids for n in _spellings(i))
     found = [(_hash(n), k) for k, i in enumerate(self.ids) for n in _spellings(i) if n == i or names[n] == 1]
-    hashes, at = (np.array(a, t) for a, t in zip(zip(*found) if found else ((), ()), (np.uint64, np.int64)))
+    hashes = np.array([h for h, _ in found], np.uint64)
+    at = np.array([k for _, k in found], np.int64)
     order = np.argsort(hashes, kind='stable')
     arrays = dict(
         offsets=np.cumsum([0, *self.counts], dtype=np.int64),
@@ -416,67 +385,19 @@ def _finish(self: RegionWriter, new):
     )
     if any(w for w, *_ in self.looks):
         arrays['sides'] = np.array([l[:2] for l in self.looks], np.int32)
-    if any(t for *_, t in self.looks):
-        arrays['looks'] = np.array(
-            [np.frombuffer(bytes.fromhex(t) or bytes(3 * _POINTS**2), np.uint8) for *_, t in self.looks]
-        )
+    thumbnails = [bytes.fromhex(t) for *_, t in self.looks]
+    if any(thumbnails):
+        arrays['looks'] = np.array([np.frombuffer(t or bytes(3 * _POINTS**2), np.uint8) for t in thumbnails])
     for k, a in arrays.items():
         np.save(new / f'{k}.npy', a)
     write_index(new, dict(self.facts, n=len(self.ids), regions=sum(self.counts), left_out=self.left_out))
 
-# %% ../../nbs/data/57_regions.ipynb #67570014
-@patch
-def __exit__(self: RegionWriter, kind, error, trace) -> None:
-    with self._stack:
-        try:
-            if kind is None:
-                with atomic_folder(self.folder) as new:
-                    self._finish(new)
-                shutil.rmtree(self.partial, ignore_errors=True)
-            elif self.resume:
-                self._commit()
-        finally:
-            for c in self.cols.values():
-                c.file.close()
-            if not self.resume:
-                shutil.rmtree(self.partial, ignore_errors=True)
-
 # %% ../../nbs/data/57_regions.ipynb #67570016
-class _Ids:
-    "The ids of a store as a list has them, decoded on access"
-
-    def __init__(self, data, ends):
-        self.data = data
-        self.ends = ends
-
-    def __len__(self):
-        return len(self.ends) - 1
-
-    def __getitem__(self, i):
-        i = range(len(self))[int(i)]
-        return self.data[self.ends[i] : self.ends[i + 1]].tobytes().decode(errors='replace')
-
-    def __iter__(self):
-        return (self[i] for i in range(len(self)))
-
-
-_TYPES = dict(
-    boxes='<f4',
-    offsets='<i8',
-    sums='<u4',
-    ids='|u1',
-    id_ends='<i8',
-    hashes='<u8',
-    hash_rows='<i8',
-    sides='<i4',
-    looks='|u1',
-)
-
 _LARGE = 'features.npy', 'probs.npy'  # Too large to be read as a whole: each image is checked when it is first read
 
 
 def _wrong_fact(index):
-    "Name of the first fact in the index of a store that cannot be right, or None"
+    "Find the first fact in the index of a store that cannot be right; None if there is none"
 
     def whole(v, low):
         return type(v) is int and v >= low
@@ -485,7 +406,6 @@ def _wrong_fact(index):
         return all(isinstance(x, str) for x in v)
 
     right = dict(
-        version=lambda v: whole(v, 1),
         width=lambda v: whole(v, 1),
         classes=lambda v: whole(v, 0),
         dtype=lambda v: v in ('<f2', '<f4'),
@@ -498,52 +418,66 @@ def _wrong_fact(index):
     return next((k for k, good in right.items() if not good(index.get(k))), None)
 
 
-def _index(folder, checked):
+def _read_index(folder, checked):
     "Read the index of a store and compare the files with it"
-    if not (folder / 'index.json').is_file():
+    path = folder / 'index.json'
+    if not path.is_file():
         raise ValueError(
             f'{folder}: no stored regions there (index.json is missing); vlrep regions or convert_regions writes them'
         )
-    if not checked and (why := folder_damage(folder, _LARGE)):
-        raise ValueError(f'{why}; restore the store, or write it anew')
+    damage = '' if checked else folder_damage(folder, _LARGE)
+    if damage:
+        raise ValueError(f'{damage}; restore the store, or write it anew')
     index = read_index(folder)
-    if wrong := _wrong_fact(index):
-        raise ValueError(f'{folder / "index.json"}: damaged, {wrong} is {brief(index.get(wrong))}')
-    if index['version'] != _VERSION:
-        raise ValueError(
-            f'{folder / "index.json"}: of version {index["version"]}, {_VERSION} is expected: write the store anew'
-        )
+    if index.get('version') != _VERSION:
+        raise ValueError(f'{path}: of version {index.get("version")}, {_VERSION} is expected: write the store anew')
+    wrong = _wrong_fact(index)
+    if wrong:
+        raise ValueError(f'{path}: damaged, {wrong} is {brief(index.get(wrong))}')
     return index
 
 # %% ../../nbs/data/57_regions.ipynb #67570017
-def _wrong_column(cols, index):
-    "Name of the first column of a store whose shape or numbers cannot be right, or None"
+def _open_columns(folder, index):
+    "Map the files of a store; a `ValueError` names one that does not fit the index or the others"
     n = index['n']
     regions = index['regions']
-    shapes = dict(
-        offsets=(n + 1,),
-        id_ends=(n + 1,),
-        sums=(n,),
-        ids=None,
-        hashes=None,
-        hash_rows=None,
-        features=(regions, index['width']),
-        boxes=(regions, 4),
+    specs = dict(  # type and shape; None: any number
+        offsets=('<i8', (n + 1,)),
+        id_ends=('<i8', (n + 1,)),
+        sums=('<u4', (n,)),
+        ids=('|u1', (None,)),
+        hashes=('<u8', (None,)),
+        hash_rows=('<i8', (None,)),
+        features=(index['dtype'], (regions, index['width'])),
+        boxes=('<f4', (regions, 4)),
     )
     if index['classes']:
-        shapes['probs'] = (regions, index['classes'])
-    shapes |= {k: s for k, s in dict(sides=(n, 2), looks=(n, 3 * _POINTS**2)).items() if k in cols}
-    if extra := cols.keys() - shapes.keys():
-        return min(extra)
-    for k, shape in shapes.items():
-        if k not in cols or cols[k].shape != (shape or (len(cols[k]),)):
-            return k
-    for k, end in dict(offsets=regions, id_ends=len(cols['ids'])).items():
-        if cols[k][0] != 0 or cols[k][-1] != end or (np.diff(cols[k]) < 0).any():
-            return k
+        specs['probs'] = index['dtype'], (regions, index['classes'])
+    optional = dict(sides=('<i4', (n, 2)), looks=('|u1', (n, 3 * _POINTS**2)))
+    specs |= {k: v for k, v in optional.items() if f'{k}.npy' in index['files']}
+    for name in index['files']:
+        if name.removesuffix('.npy') not in specs or not name.endswith('.npy'):
+            raise ValueError(f'{folder / name}: no file of stored regions')
+    cols = {}
+    for name, (dtype, shape) in specs.items():
+        path = folder / f'{name}.npy'
+        try:
+            with open(path, 'rb') as file:
+                npy_header(file, path)
+            a = np.load(path, mmap_mode='r', allow_pickle=False)
+        except (ValueError, OSError, EOFError) as e:
+            raise ValueError(f'{path}: damaged ({e})') from None
+        if a.dtype.str != dtype or a.ndim != len(shape) or shape not in ((None,), a.shape):
+            raise ValueError(f'{path}: damaged, holds {a.dtype} of shape {a.shape}, which does not fit the other files')
+        cols[name] = a
+    ends = dict(offsets=regions, id_ends=len(cols['ids']))
+    wrong = [k for k, end in ends.items() if cols[k][0] != 0 or cols[k][-1] != end or (np.diff(cols[k]) < 0).any()]
     rows = cols['hash_rows']
     if len(rows) != len(cols['hashes']) or len(rows) and not 0 <= rows.min() <= rows.max() < n:
-        return 'hash_rows'
+        wrong.append('hash_rows')
+    if wrong:
+        raise ValueError(f'{folder / wrong[0]}.npy: damaged, it does not fit the other files')
+    return cols
 
 # %% ../../nbs/data/57_regions.ipynb #971bf4f5
 class RegionStore:
@@ -555,31 +489,16 @@ class RegionStore:
         checked: bool = False,  # Were its files compared with their checksums a moment ago?
     ):
         self.folder = Path(folder)
-        self.index = _index(self.folder, checked)
-        self.width, self.classes, self.names, self.about, self.left_out = (
-            self.index[k] for k in ('width', 'classes', 'names', 'about', 'left_out')
-        )
-        types = dict(_TYPES, features=self.index['dtype'], probs=self.index['dtype'])
-        self.cols = {Path(k).stem: self._map(k, types) for k in self.index['files']}
-        if wrong := _wrong_column(self.cols, self.index):
-            raise ValueError(f'{self.folder / f"{wrong}.npy"}: damaged, it does not fit the other files')
-        self.ids = _Ids(self.cols['ids'], self.cols['id_ends'])
+        self.index = _read_index(self.folder, checked)
+        self.width = self.index['width']
+        self.classes = self.index['classes']
+        self.names = self.index['names']
+        self.about = self.index['about']
+        self.left_out = self.index['left_out']
+        self.cols = _open_columns(self.folder, self.index)
+        self.ids = MappedNames(self.cols['ids'], self.cols['id_ends'], range(self.index['n']))
         self.offsets = self.cols['offsets']
         self._sound = np.zeros(len(self), bool)  # images whose checksum has been compared
-
-    def _map(self, name, types):
-        path = self.folder / name
-        if path.suffix != '.npy' or path.stem not in types:
-            raise ValueError(f'{path}: no file of stored regions')
-        try:
-            with open(path, 'rb') as file:
-                npy_header(file, path)
-            a = np.load(path, mmap_mode='r', allow_pickle=False)
-        except (ValueError, OSError, EOFError) as e:
-            raise ValueError(f'{path}: damaged ({e})') from None
-        if a.dtype.str != types[path.stem]:
-            raise ValueError(f'{path}: damaged, holds {a.dtype}')
-        return a
 
     def __reduce__(self):
         return type(self), (self.folder, True)  # another process opens the files again
@@ -594,16 +513,15 @@ class RegionStore:
         )
 
     def digest(self) -> str:
-        "A hash of the store's index and of the checksums of its images, 12 hexadecimal digits"
-        return hashlib.sha256(json.dumps(self.index).encode() + np.asarray(self.cols['sums']).tobytes()).hexdigest()[
-            :12
-        ]
+        "Hash the store's index and the checksums of its images to 12 hexadecimal digits"
+        data = json.dumps(self.index).encode() + np.asarray(self.cols['sums']).tobytes()
+        return hashlib.sha256(data).hexdigest()[:12]
 
     def row(
         self,
         image_id: str,  # Of an image; with or without folder and suffix
     ) -> int:  # Its row, or -1 if the store does not have it
-        "Where an image is in the store"
+        "Find an image in the store"
         for name in _spellings(str(image_id)):
             row = self._named(name, str(image_id))
             if row >= 0:
@@ -630,52 +548,101 @@ class RegionStore:
         rows = [self._named(n, n) for n in ('/'.join(parts[-k:]) for k in (2, 3) if len(parts) > k)]
         return max([*rows, -1])
 
+    def rows(
+        self,
+        ids: list,  # Of images
+        source_name: str = 'data',  # Where they come from, for messages
+        paths: list = None,  # The files of these images: where an id fits several images, the folder decides
+    ) -> np.ndarray:  # (n,) int64
+        "Find the rows of images; a `ValueError` names the first that are missing, and says how many are"
+        rows = np.array([self.row(i) for i in ids], np.int64)
+        if paths is not None:
+            for i in np.flatnonzero(rows < 0).tolist():
+                rows[i] = self._in_folder(paths[i])
+        lost = [str(ids[i]) for i in np.flatnonzero(rows < 0).tolist()]
+        if not lost:
+            return rows
+        shown = list(lost)
+        for k, name in enumerate(lost[:3]):
+            why = next((self.left_out[s] for s in _spellings(name) if s in self.left_out), None)
+            if why is not None:
+                shown[k] = f'{name} ({why})'
+        first = set(_spellings(lost[0]))
+        several = [i for i in self.ids if first & set(_spellings(i))]
+        there = f'such as {self.ids[0]}' if len(self) else 'none'
+        if several:
+            there = f'and {lost[0]} might be {some_of(several)}'
+        raise ValueError(
+            f'{source_name}: {len(lost)} of {len(rows)} images have no regions in {self.folder}: '
+            f'{some_of(shown)}; it has those of {len(self):,} images, {there}'
+        )
+
     def expect_width(
         self,
         width: int,  # Of the features that are expected
         who: str,  # Who expects them, for messages
         hint: str,  # What can be done, for messages
     ) -> None:
-        "A `ValueError` if the features have another width"
+        "Refuse a store whose features have another width"
         if self.width != width:
             raise ValueError(
                 f'{self.folder}: has features of width {self.width}, and {who} asks for width {width}; {hint}'
             )
 
-    def check(self) -> None:
-        "Read everything and compare checksums; a `ValueError` names the first image whose regions have changed"
-        self._sound[:] = False
-        for i in progress(range(len(self)), label='images checked'):
-            self._compare([i])
-
-# %% ../../nbs/data/57_regions.ipynb #a7c01e14
+# %% ../../nbs/data/57_regions.ipynb #a7c01e13
 @patch
-def rows(
+def read(
     self: RegionStore,
-    ids: list,  # Of images
-    source_name: str = 'data',  # Where they come from, for messages
-    paths: list = None,  # The files of these images: where an id fits several images, the folder decides
-) -> np.ndarray:  # (n,) int64
-    "The rows of images in the store; a `ValueError` names the first that are missing, and says how many are"
-    rows = np.array([self.row(i) for i in ids], np.int64)
-    for i in np.flatnonzero(rows < 0).tolist() if paths is not None else ():
-        rows[i] = self._in_folder(paths[i])
-    if len(lost := np.flatnonzero(rows < 0)):
-        names = [str(ids[int(i)]) for i in lost]
-        why = [
-            f'{n} ({self.left_out[s]})' if (s := next((s for s in _spellings(n) if s in self.left_out), None)) else n
-            for n in names[:3]
-        ] + names[3:]
-        there = f'such as {self.ids[0]}' if len(self) else 'none'
-        own = set(_spellings(names[0]))
-        several = [i for i in self.ids if own & set(_spellings(i))]
-        if several:
-            there = f'and {names[0]} might be {some_of(several)}'
-        raise ValueError(
-            f'{source_name}: {len(lost)} of {len(rows)} images have no regions in {self.folder}: '
-            f'{some_of(why)}; it has those of {len(self):,} images, {there}'
-        )
-    return rows
+    rows: np.ndarray | list,  # Of the store (b,)
+    most: int = None,  # Most regions of each, the first ones; by default all
+    boxes: bool = False,  # Boxes and counts alone?
+) -> dict:  # region_boxes (b,n,4), region_counts (b,), region_feats (b,n,d), and region_probs (b,n,c) if it has them
+    "Read the regions of some images, as float32 copies padded with zeros at the end"
+    rows = np.arange(len(self))[np.asarray(rows, np.int64)]
+    names = dict(boxes='region_boxes')
+    if not boxes:
+        names |= dict(features='region_feats', probs='region_probs')
+        self._compare(rows)
+    first = self.offsets[rows]
+    counts = self.offsets[rows + 1] - first
+    if most is not None:
+        counts = np.minimum(counts, most)
+    shape = len(rows), max(1, int(counts.max(initial=0)))
+    out = {}
+    for name, key in names.items():
+        if name not in self.cols:
+            continue
+        column = self.cols[name]
+        out[key] = np.zeros((*shape, column.shape[1]), np.float32)
+        for i, (a, k) in enumerate(zip(first.tolist(), counts.tolist())):
+            out[key][i, :k] = column[a : a + k]
+    if 'region_probs' in out and self.index['dtype'] == '<f2':  # rounded: they add up to 1 only nearly
+        out['region_probs'] /= out['region_probs'].sum(2, keepdims=True).clip(1e-9)
+    return dict(region_counts=torch.from_numpy(counts), **{k: torch.from_numpy(a) for k, a in out.items()})
+
+
+@patch
+def check(self: RegionStore) -> None:
+    "Read everything and compare checksums; a `ValueError` names the first image whose regions have changed"
+    self._sound[:] = False
+    for i in progress(range(len(self)), label='images checked'):
+        self._compare([i])
+
+
+@patch
+def _compare(self: RegionStore, rows):
+    "Compare the checksums of images that were not read before; a `ValueError` names one whose regions have changed"
+    for i in np.unique(np.asarray(rows, np.int64)).tolist():
+        if self._sound[i]:
+            continue
+        a, b = self.offsets[i : i + 2]
+        data = [self.cols[k][a:b].tobytes() for k in ('features', 'boxes', 'probs') if k in self.cols]
+        if _checksum(data) != self.cols['sums'][i]:
+            raise ValueError(
+                f'{self.folder}: damaged, the regions of {self.ids[i]} have changed; restore the store, '
+                f'or write it anew'
+            )
+        self._sound[i] = True
 
 # %% ../../nbs/data/57_regions.ipynb #67570019
 @patch
@@ -687,13 +654,13 @@ def check_pictures(
     source_name: str,  # The dataset and its folder, for messages
     most: int = 32,  # Number of images that are compared
 ) -> None:
-    """A `ValueError` if more than a tenth of the compared images differ from those that the store was made from
+    """Refuse a dataset of which more than a tenth of the compared images differ from those that the store was made from
 
     A store that has kept neither sizes nor thumbnails passes
     """
-    side = self.cols.get('sides')
-    look = self.cols.get('looks')
-    if side is None and look is None or not len(rows):
+    sides = self.cols.get('sides')
+    looks = self.cols.get('looks')
+    if sides is None and looks is None or not len(rows):
         return
     odd = []
     n = 0
@@ -702,9 +669,11 @@ def check_pictures(
             img = picture(i)
         except DamagedImage:
             continue
+        n += 1
         k = int(rows[i])
-        n = n + 1
-        if not _alike(None if side is None else side[k], None if look is None else look[k], img):
+        side = None if sides is None else sides[k]
+        look = None if looks is None else looks[k]
+        if not _alike(side, look, img):
             odd.append(name(i))
     if 10 * len(odd) > n:
         raise ValueError(
@@ -713,53 +682,6 @@ def check_pictures(
             f'{some_of(odd)}; store the regions of this folder (vlrep regions), or name the store '
             f'that was made from it'
         )
-
-# %% ../../nbs/data/57_regions.ipynb #a7c01e13
-@patch
-def read(
-    self: RegionStore,
-    rows: np.ndarray | list,  # Of the store (b,)
-    most: int = None,  # Most regions of each, the first ones; by default all
-    boxes: bool = False,  # Boxes and counts alone?
-) -> dict:  # region_boxes (b,n,4), region_counts (b,), region_feats (b,n,d), and region_probs (b,n,c) if it has them
-    "Regions of some images, as float32 copies padded with zeros at the end"
-    rows = np.asarray(rows, np.int64)
-    if most is not None and most < 1:
-        raise ValueError(f'most={most}: at least one region')
-    if len(rows) and not (0 <= rows.min() and rows.max() < len(self)):
-        raise IndexError(f'{self.folder}: rows {rows.min()} to {rows.max()} of {len(self)} images')
-    first = self.offsets[rows]
-    counts = self.offsets[rows + 1] - first
-    if most is not None:
-        counts = np.minimum(counts, most)
-    shape = len(rows), max(1, int(counts.max(initial=0)))
-    names = dict(boxes='region_boxes') | ({} if boxes else dict(features='region_feats', probs='region_probs'))
-    if not boxes:
-        self._compare(rows)
-    out = {v: np.zeros((*shape, self.cols[k].shape[1]), np.float32) for k, v in names.items() if k in self.cols}
-    for i, (a, k) in enumerate(zip(first.tolist(), counts.tolist())):
-        for c, v in names.items():
-            if v in out:
-                out[v][i, :k] = self.cols[c][a : a + k]
-    if 'region_probs' in out and self.index['dtype'] == '<f2':  # rounded: they add up to 1 only nearly
-        out['region_probs'] /= out['region_probs'].sum(2, keepdims=True).clip(1e-9)
-    return dict(region_counts=torch.from_numpy(counts), **{k: torch.from_numpy(a) for k, a in out.items()})
-
-
-@patch
-def _compare(self: RegionStore, rows):
-    "Compare the checksums of images that were not read before; a `ValueError` names one whose regions have changed"
-    for i in np.unique(rows).tolist() if len(rows) else ():
-        if self._sound[i]:
-            continue
-        a, b = self.offsets[i : i + 2]
-        data = [self.cols[k][a:b].tobytes() for k in ('features', 'boxes', 'probs') if k in self.cols]
-        if _sums(data) != self.cols['sums'][i]:
-            raise ValueError(
-                f'{self.folder}: damaged, the regions of {self.ids[i]} have changed; restore the store, '
-                f'or write it anew'
-            )
-        self._sound[i] = True
 
 # %% ../../nbs/data/57_regions.ipynb #6757002c
 class _Pickled(np.ndarray):
@@ -772,10 +694,8 @@ class _Pickled(np.ndarray):
         super().__setstate__(state)
 
 
-_KIND = 'numpy.ndarray'  # Stands for the class in a pickle: nothing can be made of it
-
-
-def _empty(*_):
+def _reconstruct(*_):
+    "Begin an array that is being unpickled"
     return np.ndarray(0, np.uint8).view(_Pickled)
 
 
@@ -786,16 +706,15 @@ def _latin1(text, encoding):
 
 
 _SAFE = {
-    'multiarray._reconstruct': _empty,
-    'multiarray.scalar': np._core.multiarray.scalar,
-    'numeric._frombuffer': np._core.numeric._frombuffer,
-}
-_SAFE = {f'{p}.{k}': v for p in ('numpy.core', 'numpy._core') for k, v in _SAFE.items()} | {
-    'numpy.ndarray': _KIND,
+    'numpy.ndarray': 'numpy.ndarray',  # stands for the class in a pickle: nothing can be made of it
     'numpy.dtype': np.dtype,
     '_codecs.encode': _latin1,
     'collections.OrderedDict': OrderedDict,
 }
+for _package in ('numpy.core', 'numpy._core'):
+    _SAFE[f'{_package}.multiarray._reconstruct'] = _reconstruct
+    _SAFE[f'{_package}.multiarray.scalar'] = np._core.multiarray.scalar
+    _SAFE[f'{_package}.numeric._frombuffer'] = np._core.numeric._frombuffer
 
 
 class _ArrayUnpickler(pickle.Unpickler):
@@ -821,13 +740,13 @@ def unpickle_arrays(
 
 
 def _load_npy(path):
-    "What a .npy file holds: an array, or the object in it"
+    "Load an array from a .npy file, or the object in it"
     with open(path, 'rb') as f:
         shape, _, dtype = npy_header(f, path)
         try:
-            size = math.prod(shape) * dtype.itemsize
-            there = path.stat().st_size - f.tell()
             if not dtype.hasobject:
+                size = math.prod(shape) * dtype.itemsize
+                there = path.stat().st_size - f.tell()
                 if size > there:
                     raise ValueError(f'{there:,} bytes instead of {size:,}')
                 return np.load(path, allow_pickle=False)
@@ -869,8 +788,10 @@ def _numbers(x, k, what, padded=False):
 
     padded: further rows may follow, which are not real; else a `ValueError` unless they are zeros
     """
-    if isinstance(x, (bytes, str)):
-        raw = x.encode('latin1', 'replace') if isinstance(x, str) else x
+    if isinstance(x, str):
+        x = x.encode('latin1', 'replace')
+    if isinstance(x, bytes):
+        raw = x
         try:
             raw = base64.b64decode(raw, validate=True)
         except ValueError:
@@ -978,17 +899,21 @@ def _lmdb_items(path):
 
         yield PurePosixPath(name).name, f'{path}, key {name}', item
 
-
-def _published(source):
-    "The images of a published store"
-    source = Path(source)
-    if not source.exists():
-        raise ValueError(f'{source}: no such file or folder')
-    if source.is_file() or (source / 'data.mdb').is_file():
-        return _lmdb_items(source)
-    return _npy_items(source)
-
 # %% ../../nbs/data/57_regions.ipynb #67570032
+def _report(store, log):
+    "Log the contents of a store"
+    log(str(store))
+    empty = store.about.get('empty_regions')
+    scaled = store.about.get('images_scaled')
+    lost = [f'{name} ({why})' for name, why in store.left_out.items()]
+    if empty:
+        log(f'{empty} regions with an empty box are left out')
+    if scaled:
+        log(f'{scaled} images had class probabilities that did not add up to 1: divided by their sum')
+    if lost:
+        log(f'{len(lost)} images could not be read: {some_of(lost)}')
+
+
 def convert_regions(
     source: FilePath,  # A folder of .npy files as mmf writes them, or an LMDB of mmf or vilbert-multi-task
     folder: FilePath,  # The new store
@@ -1001,30 +926,30 @@ def convert_regions(
     log: Callable = print,  # Called with what was written; None for no message
 ) -> RegionStore:
     "Write stored regions from published ones; a `ValueError` names the file that is damaged or of another width"
-    facts = dict(by=f'converted from {Path(source).name}')
+    source = Path(source)
+    if not source.exists():
+        raise ValueError(f'{source}: no such file or folder')
+    is_lmdb = source.is_file() or (source / 'data.mdb').is_file()
+    items = _lmdb_items(source) if is_lmdb else _npy_items(source)
+    facts = dict(by=f'converted from {source.name}')
     lost = {}
     n = 0
     empty = 0
     scaled = 0
     writer = None
 
-    def regions(item, where):
-        try:
-            got = _regions_of(item(), classes)
-        except ValueError as e:
-            raise ValueError(str(e) if str(e).startswith(str(source)) else f'{where}: {e}') from None
-        return [a if a is None else a[:most] for a in got[0]], *got[1:]
-
     with ExitStack() as stack:
-        for name, where, item in progress(_published(source), label='images converted'):
+        for name, where, item in progress(items, label='images converted'):
             n += 1
             try:
-                (feats, boxes, probs), gone, off, sides = regions(item, where)
+                arrays, gone, off, sides = _regions_of(item(), classes)
             except ValueError as e:
+                why = str(e) if str(e).startswith(str(source)) else f'{where}: {e}'
                 if not damaged:
-                    raise
-                lost[name] = str(e)
+                    raise ValueError(why) from None
+                lost[name] = why
                 continue
+            feats, boxes, probs = (a if a is None else a[:most] for a in arrays)
             if writer is None:
                 c = 0 if probs is None else probs.shape[1]
                 if classes and c not in (0, classes):
@@ -1035,33 +960,19 @@ def convert_regions(
                 writer.add(name, feats, boxes, probs, sides=sides)
             except ValueError as e:
                 raise ValueError(f'{where}: {e}') from None
-            empty = empty + gone
-            scaled = scaled + off
-        if len(lost) > (damaged(n) if callable(damaged) else damaged * n):
+            empty += gone
+            scaled += off
+        limit = damaged(n) if callable(damaged) else damaged * n
+        if len(lost) > limit:
             raise ValueError(f'{len(lost)} of {n} images are damaged: {next(iter(lost.values()))}')
         if writer is None:
             raise ValueError(f'{source}: not a single image with regions')
         for k, v in lost.items():
             writer.leave_out(k, v)
         facts.update(empty_regions=empty, images_scaled=scaled)
-    return _told(RegionStore(folder), log)
-
-# %% ../../nbs/data/57_regions.ipynb #67570033
-def _told(store, log):
-    "Log the contents of a store"
-    about = store.about
-    left = store.left_out
+    store = RegionStore(folder)
     if log:
-        log(str(store))
-        if about.get('empty_regions'):
-            log(f'{about["empty_regions"]} regions with an empty box are left out')
-        if about.get('images_scaled'):
-            log(
-                f'{about["images_scaled"]} images had class probabilities that did not add up to 1: divided by their '
-                'sum'
-            )
-        if left:
-            log(f'{len(left)} images could not be read: {some_of(f"{k} ({v})" for k, v in left.items())}')
+        _report(store, log)
     return store
 
 # %% ../../nbs/data/57_regions.ipynb #6757003c
@@ -1107,15 +1018,10 @@ class RegionReader:
     ):
         if how not in READ_HOWS:
             raise did_you_mean('how', how, READ_HOWS)
-        if how == 'files' and folder is None or how == 'grid' and folder is not None:
-            raise ValueError(
-                f'folder={folder}: '
-                + (
-                    'files are read from a folder, none is given'
-                    if folder is None
-                    else f'regions from {how} need no folder'
-                )
-            )
+        if how == 'files' and folder is None:
+            raise ValueError('folder=None: files are read from a folder, none is given')
+        if how == 'grid' and folder is not None:
+            raise ValueError(f'folder={folder}: regions from the grid need no folder')
         if most < 1:
             raise ValueError(f'most={most}: at least one region')
         self.how = how
@@ -1141,28 +1047,27 @@ class RegionReader:
             return {}
         if source not in self._known:
             self._turns[source] = {}
-            self._known[source] = self._all(source)
-        if self.store is not None:
-            rows = np.asarray(rows, np.int64)
-            got = self.store.read(self._known[source][rows], self.most, self.how == 'boxes')
-            for i, row in enumerate(rows.tolist()):
-                if turn := self._turns[source].get(row):
-                    k = int(got['region_counts'][i])
-                    got['region_boxes'][i, :k] = torch.from_numpy(turn_boxes(got['region_boxes'][i, :k].numpy(), turn))
-            return got
-        boxes, counts = (a[np.asarray(rows, np.int64)] for a in self._known[source])
-        n = max(1, int(counts.max(initial=0)))
-        return dict(region_boxes=torch.from_numpy(boxes[:, :n]), region_counts=torch.from_numpy(counts))
+            self._known[source] = self._of_records(source) if self.store is None else self._of_store(source)
+        rows = np.asarray(rows, np.int64)
+        if self.store is None:
+            boxes, counts = (a[rows] for a in self._known[source])
+            n = max(1, int(counts.max(initial=0)))
+            return dict(region_boxes=torch.from_numpy(boxes[:, :n]), region_counts=torch.from_numpy(counts))
+        got = self.store.read(self._known[source][rows], self.most, self.how == 'boxes')
+        for i, row in enumerate(rows.tolist()):
+            if turn := self._turns[source].get(row):
+                k = int(got['region_counts'][i])
+                got['region_boxes'][i, :k] = torch.from_numpy(turn_boxes(got['region_boxes'][i, :k].numpy(), turn))
+        return got
 
-    def _stored(self, source):
-        "The rows of a dataset's images in the store, which must have been made from these images"
+    def _of_store(self, source):
+        "Find the rows of a dataset's images in the store, which must have been made from these images"
         files = isinstance(source, ImageFileDataset)
         if isinstance(self.store, BoxFile):
             rows = self.store.rows(source.ids, source.name)
-            turns = (
-                {i: annotation_turn(source.path(i), self.store.sizes[k]) for i, k in enumerate(rows)} if files else {}
-            )
-            self._turns[source] = {i: turn for i, turn in turns.items() if turn != 1}
+            if files:
+                turns = {i: annotation_turn(source.path(i), self.store.sizes[k]) for i, k in enumerate(rows)}
+                self._turns[source] = {i: turn for i, turn in turns.items() if turn != 1}
             return rows
         paths = [source.path(i) for i in range(len(source))] if files else None
         rows = self.store.rows(source.ids, source.name, paths)
@@ -1176,17 +1081,16 @@ class RegionReader:
         self.store.check_pictures(rows, picture, lambda i: source.ids[i], where)
         return rows
 
-    def _all(self, source):
-        "What is looked up once for a dataset: rows of the store, or the boxes of all records"
-        if self.store is not None:
-            return self._stored(source)
+    def _of_records(self, source):
+        "Read the boxes of all records, and how many each has"
         boxes = np.zeros((len(source), self.most, 4), np.float32)
         counts = np.zeros(len(source), np.int64)
         for i, r in enumerate(source):
             if r.boxes is None:
                 raise ValueError(f'{source.name}: image {r.id} has no boxes; regions from the grid need none')
             b = np.asarray(r.boxes, np.float32).reshape(-1, 4)[: self.most]
-            boxes[i, : len(b)], counts[i] = b, len(b)
+            boxes[i, : len(b)] = b
+            counts[i] = len(b)
             check_boxes(torch.from_numpy(boxes[i : i + 1]), torch.tensor([len(b)]), f'{source.name}, image {r.id}')
         return boxes, counts
 

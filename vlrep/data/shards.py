@@ -41,7 +41,7 @@ def _alternatives(inside):
 def expand_braces(
     pattern: str,  # Such as `train/{000..127}.tar` or `{a,b}.tar`
 ) -> list:  # Strings, in the order of the pattern
-    "What a shell makes of braces; a `ValueError` if that is more than a million names, before any is made"
+    "Expand braces as a shell does; a `ValueError` if that is more than a million names, before any is made"
     pieces = re.split(r'\{([^{}]*)\}', pattern)  # text, what is in braces, text, ...
     braces = [_alternatives(inside) for inside in pieces[1::2]]
     if math.prod(count for count, _ in braces) > 10**6:
@@ -76,7 +76,7 @@ def find_shards(
     root: FilePath,  # A folder, a tar file, or names with braces or `*`
     missing: float = 0.0,  # Fraction of the shards that may be absent; those are left out, with a warning
 ) -> list:  # Paths, in their order
-    "The shards that `root` names; a `ValueError` names those that are not there, or that have no byte offsets"
+    "Find the shards that `root` names; a `ValueError` names those that are not there, or that have no byte offsets"
     root = Path(root)
     if root.is_dir():
         found = _in_folder(root)
@@ -113,8 +113,15 @@ def _shown(name):
     return repr(name)[1:-1][:200]
 
 
-def _pax_facts(data):
-    "Keyword -> value of a header of the format `pax`: lines of length, keyword and value"
+def _facts_of(kind, data):
+    """Read what an extended header says about the file behind it, keyword -> value
+
+    In the format `pax` these are lines of length, keyword and value
+    """
+    if kind == tarfile.GNUTYPE_LONGLINK:
+        return {}
+    if kind == tarfile.GNUTYPE_LONGNAME:
+        return dict(path=data.split(b'\0')[0].decode(errors='surrogateescape'))
     facts = {}
     at = 0
     while at < len(data) and data[at]:
@@ -122,25 +129,17 @@ def _pax_facts(data):
         end = at + int(line[1]) if line else 0
         if not line or not line.end() < end <= len(data) or data[end - 1 : end] != b'\n':
             raise ValueError('not a line of length, keyword and value')
-        keyword, value = (b.decode(errors='surrogateescape') for b in (line[2], data[line.end() : end - 1]))
-        facts[keyword] = value
+        keyword = line[2].decode(errors='surrogateescape')
+        facts[keyword] = data[line.end() : end - 1].decode(errors='surrogateescape')
         at = end
     return facts
-
-
-def _facts_of(kind, data):
-    "What an extended header says about the file behind it"
-    if kind == tarfile.GNUTYPE_LONGLINK:
-        return {}
-    if kind == tarfile.GNUTYPE_LONGNAME:
-        return dict(path=data.split(b'\0')[0].decode(errors='surrogateescape'))
-    return _pax_facts(data)
 
 
 def _behind_zeros(file, at):
     "The first block that is not all zeros, or the end of the file; `at` is where it is read"
     while piece := file.read(1 << 20):
-        if rest := piece.lstrip(b'\0'):
+        rest = piece.lstrip(b'\0')
+        if rest:
             return at + (len(piece) - len(rest)) // 512 * 512
         at += len(piece)
     return at
@@ -172,7 +171,8 @@ _EXTENDED = (
 def _members(path):
     "(name, byte of its content, bytes, what it is) of each member; where joined tar files meet, ('', 0, 0, 'joined')"
     size = os.path.getsize(path)
-    at = headers = 0
+    at = 0
+    headers = 0
     zeros = False
     shared = {}
     own = {}
@@ -197,15 +197,11 @@ def _members(path):
             except tarfile.TarError as e:
                 if at:
                     raise damaged('where a header is expected') from e
-                how = next(
-                    (
-                        f', it is compressed with {v}: decompress it'
-                        for k, v in _COMPRESSED.items()
-                        if block.startswith(k)
-                    ),
-                    f', or damaged ({e})',
-                )
-                raise ValueError(f'{path}: not a tar file{how}') from e
+                how = f'or damaged ({e})'
+                for mark, program in _COMPRESSED.items():
+                    if block.startswith(mark):
+                        how = f'it is compressed with {program}: decompress it'
+                raise ValueError(f'{path}: not a tar file, {how}') from e
             if zeros:
                 yield '', 0, 0, 'joined'
             zeros = False
@@ -236,9 +232,12 @@ def _members(path):
                 else:
                     own = new | own  # the first of several counts
             else:
-                what = 'file' if info.type in _DATA else 'folder' if info.isdir() else 'link'
                 if info.type == tarfile.GNUTYPE_SPARSE or any(k.startswith('GNU.sparse.') for k in facts):
                     what = 'sparse'
+                elif info.type in _DATA:
+                    what = 'file'
+                else:
+                    what = 'folder' if info.isdir() else 'link'
                 yield name.rstrip('/'), begin, count, what
                 own = {}
                 headers = 0
@@ -248,7 +247,7 @@ def _members(path):
 def shard_members(
     path: FilePath,  # A tar file
 ) -> Iterator[tuple]:  # Name, byte at which the content begins, and bytes of each file in it
-    "What a tar file holds, by its headers alone; a `ValueError` names the byte at which it is cut off or damaged"
+    "List what a tar file holds, by its headers alone; a `ValueError` names the byte at which it is cut off or damaged"
     for name, at, size, what in _members(path):
         if what == 'file':
             yield name, at, size
@@ -259,16 +258,11 @@ IMAGE_SUFFIXES = 'jpg', 'jpeg', 'png', 'webp', 'bmp', 'gif', 'tif', 'tiff', 'ppm
 _NO_SAMPLE = dict(link='are links or devices', sparse='are stored sparse (write the shard without --sparse)')
 
 
-def _in_hidden(name):
-    "Is a file of a shard hidden, or in a hidden folder?"
-    return any(is_hidden(p) for p in name.split('/') if p not in ('.', '..'))
-
-
 def shard_samples(
     path: FilePath,  # A tar file
     skipped: Callable[[str, str], None] = None,  # Called for each file that belongs to no sample: why, and its name
 ) -> Iterator[tuple]:  # Key of each sample, and extension -> (byte, size) of its files
-    "The samples of a shard: files that follow each other and have their path in common up to the first dot of the name"
+    "Find the samples of a shard: files in a row that share their path up to the first dot of the name"
     key = None
     parts = {}
     for name, at, size, what in _members(path):
@@ -280,7 +274,7 @@ def shard_samples(
             new_key = None
         elif what == 'folder' or re.match(r'__[^/]*__($|/)', name):
             continue  # also webdataset's notes on a shard
-        elif not why and _in_hidden(name):
+        elif not why and any(is_hidden(p) for p in name.split('/') if p not in ('.', '..')):
             why = 'are hidden'
         elif not why and not dot:
             why = 'have no extension'
@@ -338,7 +332,9 @@ def _image_of(dataset, i, r):
 
 def _lines_of(dataset, i, r):
     "The narratives of an image, as Localized Narratives writes them; traces to a ten-thousandth of the image"
-    told = dataset.narratives[i] if dataset.narratives is not None else [r.narrative] if r.narrative else []
+    told = [r.narrative] if r.narrative else []
+    if dataset.narratives is not None:
+        told = dataset.narratives[i]
 
     def line(k, x):
         d = x.line(r.id, dataset.name, k)
@@ -351,7 +347,7 @@ def shard_sample(
     dataset: 'ImageTextDataset',  # Any
     i: int,  # Row
 ) -> dict:  # Suffix -> bytes: of the image, and of its sidecar
-    "An image as the files of a sample; a `ValueError` names one that cannot be opened"
+    "Write an image as the files of a sample; a `ValueError` names one that cannot be opened"
     r = dataset[i]
     try:
         suffix, data = _image_of(dataset, i, r)
@@ -362,7 +358,8 @@ def shard_sample(
         side['tags'] = [dataset.names['tags'][k] for k in np.flatnonzero(dataset.labels['tags'][i])]
     elif r.tags is not None:
         side['tags'] = sorted(set(map(str, r.tags)))
-    if lines := _lines_of(dataset, i, r):
+    lines = _lines_of(dataset, i, r)
+    if lines:
         side['narratives'] = lines
     try:
         return {suffix: data, 'json': json.dumps(side, ensure_ascii=False).encode()}

@@ -21,7 +21,7 @@ def take_part(
     part: float,  # How much, more than 0 and at most 1
     seed: int = 0,  # Another seed gives another part; with one seed, smaller parts lie within larger ones
 ) -> ImageTextDataset:  # In the order of `dataset`
-    "A random part of the images (VirTex sec. 4.2), by their ids: another image changes it by one image at most"
+    "Take a random part of the images (VirTex sec. 4.2), by their ids: another image changes it by one image at most"
     if not 0 < part <= 1:
         raise ValueError(f'part={part}: more than 0 and at most 1')
     order = np.argsort(uniform_by_name(dataset.ids, seed, 'part'), kind='stable')
@@ -34,7 +34,7 @@ def limit_captions(
     seed: int = 0,  # Another seed, other captions; of one seed, those of a smaller `n` are among those of a
     # larger
 ) -> ImageTextDataset:  # Captions in their old order
-    "The same images with at most `n` captions each, chosen once and for all"
+    "Keep at most `n` captions of each image, chosen once and for all"
     if n < 1:
         raise ValueError(f'n={n}: at least 1 caption')
     if dataset.captions is None:
@@ -59,7 +59,7 @@ def subsample(
     dataset: ImageTextDataset,  # To learn from
     options: object,  # With `part`, a share above 0, `captions`, 0 for all of them, and perhaps `part_seed`
 ) -> ImageTextDataset:
-    "Part of the images, some of their captions (VirTex sec. 4.2)"
+    "Take part of the images, and some of their captions (VirTex sec. 4.2)"
     seed = getattr(options, 'part_seed', 0)
     if seed < 0 and (options.part < 1 or options.captions):
         raise ValueError(

@@ -65,7 +65,7 @@ class TaskDataset(ImageTextDataset):
         self,
         idx: np.ndarray | list | range,  # Examples (b,)
     ) -> tuple:  # As the images' own dataset gives them
-        "The images of examples `idx`"
+        "Read the images of examples `idx`"
         return self.base.images(self.rows[np.asarray(idx)])
 
     def __getitem__(self, i: int) -> Record:
@@ -77,15 +77,17 @@ class TaskDataset(ImageTextDataset):
         self,
         idx: np.ndarray | list | range,  # Examples (b,)
     ) -> tuple:  # First texts (b,), and second ones (b,) or None
-        "The text of an example"
+        "Read the texts of examples"
         both = [self.captions[i] for i in idx]
         return [t[0] for t in both], [t[1] for t in both] if self.pairs else None
 
     def digest(self) -> str:  # 16 hexadecimal digits
-        "A hash of names, texts, targets and rows; that of the pixels is `vlrep.training.resume.fingerprint` of `base`"
+        "Hash names, texts, targets and rows; that of the pixels is `vlrep.training.resume.fingerprint` of `base`"
         h = hashlib.sha256(repr((len(self), list(self.ids), self.classes)).encode())
         for b in (self.captions, self.answers):
-            for k in ('data', 'ends', 'rows') if b is not None else ():
+            if b is None:
+                continue
+            for k in ('data', 'ends', 'rows'):
                 h.update(np.ascontiguousarray(getattr(b, k)).tobytes())
         h.update(self.rows.tobytes())
         return h.hexdigest()[:16]
@@ -97,7 +99,7 @@ def subset(
     idx: np.ndarray | list | range,  # Examples to keep, in their new order
     split: str = None,  # The split they make
 ) -> TaskDataset:
-    "These examples, with the images that they are about"
+    "Select examples, with the images that they are about"
     idx = np.arange(len(self))[np.asarray(idx)]
     used, rows = np.unique(self.rows[idx], return_inverse=True)
     first, second = self.texts(idx)
@@ -127,7 +129,7 @@ def with_targets(
     score: Callable,  # (answers of an example) -> {label: score}
     closed: bool = False,  # Is an answer outside `classes` an error?
 ) -> TaskDataset:  # The same examples with `classes`, and sparse `targets` (n,k) unless answers are secret
-    "Scores of labels for each example; a `ValueError` if the labels are those of another data set"
+    "Score the labels for each example; a `ValueError` if the labels are those of another data set"
     new = copy.copy(self)
     at = {c: k for k, c in enumerate(classes)}
     new.classes = list(classes)
@@ -164,7 +166,7 @@ def with_targets(
 
 @patch
 def lost_line(self: TaskDataset) -> str:  # '' if nothing is lost
-    "How many answers are outside the labels, in words"
+    "Say in words how many answers are outside the labels"
     if not getattr(self, 'lost', 0):
         return ''
     mute = int((np.diff(self.targets.indptr) == 0).sum())
@@ -179,7 +181,7 @@ def read_labels(
     # rows with `id` and `name`, such as the `categories` of COCO
     option: str = '--labels',  # The option that names the file, for messages
 ) -> list:  # At least two, none twice, in the order of their numbers
-    "A label map from a file; a `ValueError` names it and what is wrong"
+    "Read a label map from a file; a `ValueError` names it and what is wrong"
     path = Path(path)
     if not path.is_file():
         raise ValueError(f'{option} {path}: no such file')
@@ -189,7 +191,8 @@ def read_labels(
         got = [label for _, label in text_lines(path)]
     if len(got) < 2:
         raise ValueError(f'{option} {path}: at least 2 labels, one a line, or a list in JSON')
-    if twice := [l for l, k in Counter(got).items() if k > 1]:
+    twice = [l for l, k in Counter(got).items() if k > 1]
+    if twice:
         raise ValueError(f'{option} {path}: {len(twice)} labels are there twice: {some_of(twice)}')
     return got
 

@@ -15,7 +15,9 @@ def _shortened(a, b, room):
     "Both lists, cut to `room` tokens together: the longer one loses its last, of equal ones the second"
     over = max(0, len(a) + len(b) - room)
     apart = min(over, abs(len(a) - len(b)))  # until both are equally long
-    from_a = apart * (len(a) > len(b)) + (over - apart) // 2
+    from_a = (over - apart) // 2
+    if len(a) > len(b):
+        from_a += apart
     return a[: len(a) - from_a], b[: len(b) - (over - from_a)]
 
 
@@ -33,7 +35,7 @@ def encode_pairs(
         raise ValueError(f'max_len={max_len}: a pair needs at least 5 places, 3 of them for special tokens')
     if isinstance(first, str):
         raise ValueError('first: a list of texts is expected, not one string')
-    seconds = [None] * len(first) if second is None else list(second)
+    seconds = [None for _ in first] if second is None else list(second)
     if len(seconds) != len(first):
         raise ValueError(f'second: {len(seconds)} texts for {len(first)} first ones')
 
@@ -46,11 +48,14 @@ def encode_pairs(
     kinds = []
     cut = []
     for x, y, t in zip(a, b, seconds):
-        p, q = _shortened(x, y, max_len - 2 - (t is not None))
-        rows.append([tokenizer.sos, *p, tokenizer.eos, *([*q, tokenizer.eos] if t is not None else [])])
-        kinds.append([0] * (len(p) + 2) + [1] * (len(rows[-1]) - len(p) - 2))
+        p, q = _shortened(x, y, max_len - 2 if t is None else max_len - 3)
+        before = [tokenizer.sos, *p, tokenizer.eos]
+        after = [] if t is None else [*q, tokenizer.eos]
+        rows.append(before + after)
+        kinds.append([0 for _ in before] + [1 for _ in after])
         cut.append(len(x) + len(y) - len(p) - len(q))
-    (tok, lens), (segments, _) = pad_tokens(rows, tokenizer.pad), pad_tokens(kinds, 0)
+    tok, lens = pad_tokens(rows, tokenizer.pad)
+    segments, _ = pad_tokens(kinds, 0)
     return dict(tok=tok, lens=lens, segments=segments, cut=torch.tensor(cut, dtype=torch.int64))
 
 
@@ -58,7 +63,7 @@ def uncut_pairs(
     tokenizer: 'Tokenizer',  # As for `encode_pairs`
     texts: list,  # Texts, or pairs with `MARK` between
 ) -> list:  # For each text a list of tokens
-    "The tokens of texts, special ones included, however many there are"
+    "Encode texts, special tokens included, however many there are"
     first, marks, second = zip(*(t.partition(MARK) for t in texts))
     got = encode_pairs(tokenizer, list(first), [b if m else None for b, m in zip(second, marks)], 1 << 30)
     return [ids[:n].tolist() for ids, n in zip(got['tok'], got['lens'])]

@@ -17,10 +17,10 @@ import sentencepiece as spm
 import torch
 from fastcore.basics import patch
 
-from ..core.files import FilePath, atomic_file
+from ..core.files import FilePath
 from ..core.registry import did_you_mean
 from ..core.scripts import clean_text
-from .wordpiece import WordPieceTokenizer
+from .wordpiece import BaseTokenizer, WordPieceTokenizer
 
 # %% ../../nbs/data/25_tokenizer.ipynb #9d9ec7fd
 NORMALISATIONS = 'nfkd', 'nfkc', 'none'
@@ -44,11 +44,10 @@ def normalise(
 ) -> str:  # Single spaces
     "Bring text into the form that a tokenizer reads: one form for each letter, single spaces, no control characters"
     text = clean_text(text)
-    if text.isascii():
-        text = text if how == 'none' else text.lower()
-    # U+2581 is SentencePiece's own sign for a space
-    else:
-        text = _FORMS[how](text).replace('\u2581', ' ')
+    if not text.isascii():
+        text = _FORMS[how](text).replace('\u2581', ' ')  # SentencePiece's own sign for a space
+    elif how != 'none':
+        text = text.lower()
     return ' '.join(text.split())
 
 # %% ../../nbs/data/25_tokenizer.ipynb #ad95cdd5
@@ -116,11 +115,6 @@ def _fields(data):
     # pieces, training settings, normaliser
     return found if pos == len(data) and {1, 2, 3} <= found.keys() else None
 
-
-def _marked(model, how):
-    "The bytes of a model, with a field in front that names its normalisation"
-    return model if how == 'nfkd' else bytes([_OWN << 3 & 127 | 128 | 2, _OWN >> 4, len(how)]) + how.encode() + model
-
 # %% ../../nbs/data/25_tokenizer.ipynb #86d9c009
 class _Words(dict):
     "Word -> its token ids; a word is always cut in the same way, so each is cut once"
@@ -137,8 +131,8 @@ class _Words(dict):
         return ids
 
 
-class Tokenizer:
-    "Captions to lists of token ids and back"
+class Tokenizer(BaseTokenizer):
+    "Captions to lists of token ids and back, with SentencePiece"
 
     unk, sos, eos, mask = range(4)
 
@@ -169,23 +163,13 @@ class Tokenizer:
     def __reduce__(self):
         return Tokenizer, (self.model,)
 
-    def __repr__(self):
-        return f'Tokenizer({len(self)} tokens, pad={self.pad})'
+    def _word_ids(self, texts):
+        return ([i for word in text.split() for i in self._words[word]] for text in texts)
+
+    def _text(self, ids):
+        return self.sp.decode(ids)
 
 # %% ../../nbs/data/25_tokenizer.ipynb #d06b68e2
-def _check_size(texts, vocab, special):
-    "A `ValueError` if there are more different characters than tokens"
-    characters = len(set().union(*texts) - {' '})
-    # one more for the space
-    least = characters + 1 + len(special)
-    if vocab >= least:
-        return
-    raise ValueError(
-        f'vocab={vocab}: the {len(texts):,} captions have {characters:,} different characters, '
-        f'and each needs a token of its own: --vocab {least} at least, and more for frequent words'
-    )
-
-
 @patch(cls_method=True)
 def train(
     cls: Tokenizer,
@@ -206,7 +190,13 @@ def train(
     if not texts:
         raise ValueError('texts: no captions to learn tokens from')
     special = _special[:4] if pad_is_unk else _special
-    _check_size(texts, vocab, special)
+    characters = len(set().union(*texts) - {' '})
+    least = characters + 1 + len(special)  # one more for the space
+    if vocab < least:
+        raise ValueError(
+            f'vocab={vocab}: the {len(texts):,} captions have {characters:,} different characters, '
+            f'and each needs a token of its own: --vocab {least} at least, and more for frequent words'
+        )
     # longer texts than this would be left out without a word
     longest = max(len(t.encode()) for t in texts)
     room = dict(max_sentence_length=longest) if longest > 4192 else {}
@@ -232,42 +222,10 @@ def train(
     except RuntimeError as e:
         why = str(e).split('] ')[-1].strip() or e
         raise ValueError(f'vocab={vocab}: cannot learn tokens from {len(texts)} captions: {why}') from e
-    return cls(_marked(out.getvalue(), how))
-
-# %% ../../nbs/data/25_tokenizer.ipynb #d9398254
-@patch
-def encode(
-    self: Tokenizer,
-    texts: str | list,  # A caption or a list of captions
-    max_len: int = 30,  # Most ids, [SOS] and [EOS] included (VirTex code)
-    keep_eos: bool = True,  # Keep [EOS] when a caption is cut; False is what VirTex's code does
-) -> list:  # A list of ids for each caption; for a single caption, its list
-    "Captions to ids, from [SOS] to [EOS]"
-    if isinstance(texts, str):
-        return self.encode([texts], max_len, keep_eos)[0]
-    if max_len < 2:
-        raise ValueError(f'max_len={max_len}: needs room for [SOS] and [EOS]')
-    out = []
-    for t in texts:
-        ids = [self.sos]
-        for w in t.split():
-            ids += self._words[w]
-        out.append(ids[: max_len - 1] + [self.eos] if keep_eos else (ids + [self.eos])[:max_len])
-    return out
-
-# %% ../../nbs/data/25_tokenizer.ipynb #9092b9d3
-@patch
-def decode(
-    self: Tokenizer,
-    ids: list | torch.Tensor,  # Ids (s,): a list or a tensor; what follows [EOS] is ignored
-) -> str:  # Their text
-    "Ids back to text, without the special tokens"
-    ids = [int(i) for i in ids]
-    if self.eos in ids:
-        ids = ids[: ids.index(self.eos)]
-    if ids and not 0 <= min(ids) <= max(ids) < len(self):
-        raise ValueError(f'ids outside 0..{len(self) - 1}: {min(ids)}..{max(ids)}')
-    return self.sp.decode([i for i in ids if i not in (self.sos, self.mask, self.pad)])
+    model = out.getvalue()
+    if how != 'nfkd':
+        model = bytes([_OWN << 3 & 127 | 128 | 2, _OWN >> 4, len(how)]) + how.encode() + model
+    return cls(model)
 
 # %% ../../nbs/data/25_tokenizer.ipynb #f52f71c4
 def pad_tokens(
@@ -281,16 +239,6 @@ def pad_tokens(
     return torch.from_numpy(tok), torch.from_numpy(lens)
 
 # %% ../../nbs/data/25_tokenizer.ipynb #e5e9a559
-@patch
-def save(
-    self: Tokenizer,
-    path: FilePath,  # Where to
-) -> None:
-    "Write the tokenizer, whole or not at all"
-    with atomic_file(path) as new:
-        new.write_bytes(self.model)
-
-
 @patch(cls_method=True)
 def load(
     cls: Tokenizer,
@@ -301,4 +249,6 @@ def load(
     if not path.is_file():
         raise ValueError(f'{path}: no such tokenizer file')
     data = path.read_bytes()
-    return (WordPieceTokenizer.from_bytes if data[:1] == b'{' else cls)(data, str(path))
+    if data[:1] == b'{':
+        return WordPieceTokenizer.from_bytes(data, str(path))
+    return cls(data, str(path))

@@ -50,11 +50,13 @@ _far = 16
 def _runs(p, q, h, w):
     "Lines p-q, int64 (k,2) in 1/_unit of a cell: who, row, first and last column of the cells they meet in each row"
     up = (p[:, 1] <= q[:, 1])[:, None]
-    p, q = torch.where(up, p, q), torch.where(up, q, p)
-    j0, j1 = ((v[:, 1] // _unit).clamp(0, h - 1) for v in (p, q))
-    who, j = _expand((j1 - j0 + 1) * ((q[:, 1] >= 0) & (p[:, 1] <= h * _unit)))
+    low = torch.where(up, p, q)
+    high = torch.where(up, q, p)
+    j0, j1 = ((v[:, 1] // _unit).clamp(0, h - 1) for v in (low, high))
+    who, j = _expand((j1 - j0 + 1) * ((high[:, 1] >= 0) & (low[:, 1] <= h * _unit)))
     j = j + j0[who]
-    (x0, y0), (x1, y1) = p[who].unbind(1), q[who].unbind(1)
+    x0, y0 = low[who].unbind(1)
+    x1, y1 = high[who].unbind(1)
     dx = x1 - x0
     dy = y1 - y0
     leaves = (y1 >= (j + 1) * _unit) & (j < h - 1)  # where it leaves belongs to the next row
@@ -173,7 +175,7 @@ def render_traces(
     grid: int | tuple,  # Cells a side, or (h,w), at most 256
     how: str = 'polyline',  # What a trace covers, one of `HOW`
 ) -> Tensor:  # Which cells each token's part of the trace covers, bool (b,s,h,w)
-    "The part of the trace that belongs to each token, as a mask (LocTex sec. 3.4); t <= -1e6 is padding"
+    "Draw the part of the trace that belongs to each token as a mask (LocTex sec. 3.4); t <= -1e6 is padding"
     h, w = _sides(trace, span, grid, how)
     span = span.to(trace.device)
     which, row, col = _groups(span)

@@ -215,7 +215,7 @@ def move_points(
     hw: Tensor,  # Height and width of each image in pixels (b,2)
     flip: Tensor = None,  # Mirror these (b,) bool
 ) -> Tensor:  # The same points as parts of the view; outside [0,1] are those it does not show (b,n,2)
-    "Where points of an image are in its crop"
+    "Move points of an image to where they are in its crop"
     boxes, hw = (v.to(xy.device, torch.float64)[:, None] for v in (boxes, hw))
     new = (xy * hw.flip(-1) - boxes[..., [1, 0]]) / boxes[..., [3, 2]]
     if flip is not None:
@@ -358,7 +358,7 @@ class TrainTransform:
 def grey(
     x: Tensor,  # Colours in [0,1] (b,3,h,w)
 ) -> Tensor:  # (b,3,h,w)
-    "Images without their colours: torchvision's `rgb_to_grayscale`"
+    "Take the colours out of images: torchvision's `rgb_to_grayscale`"
     return torch.einsum('bchw,c->bhw', x, x.new_tensor(_grey))[:, None].expand_as(x)
 
 
@@ -383,7 +383,8 @@ def _softened(self: TrainTransform, x, key, share):
         return x
     n, own = share or (len(x), slice(None))
     gen = torch_rng('soften', *key)
-    u, amount = (torch.rand(*s, generator=gen)[own] for s in ((n, 2), (n,)))
+    u = torch.rand(n, 2, generator=gen)[own]
+    amount = torch.rand(n, generator=gen)[own]
     lost, soft = (u < torch.tensor([self.grey_p, self.blur_p])).T.to(x.device)
     if self.grey_p:
         x = torch.where(lost[:, None, None, None], grey(x), x)
@@ -421,13 +422,13 @@ class EvalTransform:
         key=None,  # Not used: nothing is random here
     ) -> dict:  # The same, `img` float (b,3,size,size), normalised, channels last; the trace in the view
         "The central view, or the whole one"
-        img, hw = batch['img'], batch['hw'].to(batch['img'].device)
-        box = _all_of(hw) if self.whole else self._middle(hw)
+        img = batch['img']
+        hw = batch['hw'].to(img.device)
+        box = _all_of(hw)
+        if not self.whole:
+            short = hw.amin(1, keepdim=True)
+            new = (self.resize * hw / short + 1e-6).floor().clamp(min=self.resize)  # size after resizing
+            step = hw / new  # old pixels to a new one
+            box = torch.cat([((new - self.size) / 2).round() * step, self.size * step], 1)
         x = resize_crop(img, box, self.size, within=_all_of(hw)).div_(255)
         return {**batch, **_moved(batch, box, self.size), 'img': _finish(x, self.mean, self.std)}
-
-    def _middle(self, hw):
-        short = hw.amin(1, keepdim=True)
-        new = (self.resize * hw / short + 1e-6).floor().clamp(min=self.resize)  # size after resizing
-        step = hw / new  # old pixels to a new one
-        return torch.cat([((new - self.size) / 2).round() * step, self.size * step], 1)

@@ -31,7 +31,7 @@ def _of_few_files(error):
 
 
 def open_file_limit() -> int:  # 0 where it is not known
-    "How many files this process may have open at a time"
+    "Ask how many files this process may have open at a time"
     if importlib.util.find_spec('resource') is None:
         return 0
     import resource
@@ -55,7 +55,7 @@ def _no_room(error):
 def pack_batch(
     got: tuple | Exception,  # A batch (name -> tensor) and what was damaged, or the error that there is instead
 ) -> tuple | Exception:  # A batch of arrays and shared tensors, what was damaged, and why nothing was shared, or ''
-    "A batch as a worker hands it over: large tensors in shared memory if it has room, all else as arrays"
+    "Pack a batch as a worker hands it over: large tensors in shared memory if it has room, all else as arrays"
     if isinstance(got, Exception):
         return got
     batch, bad = got
@@ -73,7 +73,7 @@ def pack_batch(
 def unpack_batch(
     got: tuple | Exception,  # From `pack_batch`, or a batch and what was damaged, which has not been packed
 ) -> tuple:  # Name -> tensor, what was damaged, and why nothing was shared, or ''
-    "A batch as it was before it was packed"
+    "Restore a batch that was packed"
     if isinstance(got, Exception):
         raise got
     if len(got) == 2:
@@ -136,7 +136,7 @@ _KILLED = {
 def end_of_worker(
     code: int,  # Exit code of a worker
 ) -> str:
-    "How a worker ended, in words"
+    "Say in words how a worker ended"
     if code == _FEW_FILES:
         return f'ended with too many open files (the limit is {open_file_limit()}): ulimit -n 1024, or --workers 0'
     if code >= 0:

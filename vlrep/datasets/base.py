@@ -46,7 +46,7 @@ class PhotoOptions:
 def margin(
     view: int,  # Side of the network's input
 ) -> int:  # Longer side of the stored image
-    "Photos are stored with their shorter side near the size of the view"
+    "Choose the size of stored photos: their shorter side is near the size of the view"
     return 4 * view // 3
 
 # %% ../../nbs/datasets/05_base.ipynb #39619a42
@@ -79,14 +79,14 @@ class DatasetBuilder:
         self,
         field: str,  # One of `options`
     ) -> bool:  # Can it be changed?
-        "Is `field` one of those that a job may change?"
+        "Tell whether a job may change `field`"
         return field not in (self.fixed or {})
 
     def check_root(
         self,
         root: FilePath,  # A folder or file, or None
     ) -> None:
-        "A `ValueError` if files are needed and no folder is given, or it does not exist"
+        "Refuse a root that is missing, where files are needed, or does not exist"
         if not self.root_help:
             return
         if root is None:
@@ -131,7 +131,7 @@ class DatasetBuilder:
         options: object = None,  # As for `open`
         max_damaged: int | float | str = None,  # As for `open`
     ) -> 'ImageTextDataset':  # None if it comes in parts, see `open`
-        "All images in one dataset, with whatever is read of them"
+        "Read all images into one dataset, with whatever is read of them"
         if not self.read:
             return None
         options = options or self.options
@@ -147,7 +147,7 @@ class DatasetBuilder:
         log: Callable = print,  # As for `open`
         max_damaged: int | float | str = None,  # As for `open`
     ) -> 'ImageTextDataset':
-        "The test set alone"
+        "Open the test set alone"
         if self.build_test:
             return self.build_test(options or self.options, size)
         return self.open(whole_data(options or self.options), root, size, log=log, max_damaged=max_damaged)['test']
@@ -156,7 +156,7 @@ class DatasetBuilder:
 def whole_data(
     options: object,  # Of a dataset, such as `PhotoOptions`
 ) -> object:  # The same without `part` and `captions`
-    "Options for evaluations, which use the whole training set, whatever part of it the run used"
+    "Make options for evaluations, which use the whole training set, whatever part of it the run used"
     left_out = dict(part=1.0, captions=0)
     return replace(options, **{f.name: left_out[f.name] for f in fields(options) if f.name in left_out})
 
@@ -195,7 +195,7 @@ def with_split(
     split: str,  # One of `SPLITS`
     data: str,  # Name of the dataset, for messages
 ) -> object:  # The same, with this split
-    "Options with another split; a `ValueError` for data that has no others"
+    "Make options with another split; a `ValueError` for data that has no others"
     if not hasattr(options, 'split'):
         raise ValueError(f'--split {split}: {data} has one split alone')
     return replace(options, split=split)

@@ -137,7 +137,7 @@ def read_coco(
     keep: float = 2e9,  # Keep decoded images if all fit into so many bytes
     max_damaged: int | float | str = None,  # How many images may be absent and rows unusable, see `damage_limit`
 ) -> ImageFileDataset:  # In the order of file names; with instances, label `objects` (n,k) float32
-    "Photos in COCO's layout; a `ValueError` names file and row of what is wrong"
+    "Read photos in COCO's layout; a `ValueError` names file and row of what is wrong"
     root = Path(root)
     folder = root / images
     if not root.is_dir():
@@ -230,17 +230,6 @@ def _table(root, kind, split, year):
     return _first(root, f'annotations/{name}', name)
 
 
-def _year(root):
-    "Of which year the files are; a `ValueError` names what is looked for"
-    year = next((y for y in (2017, 2014) if _table(root, 'captions', 'train', y)), None)
-    if year is None:
-        raise ValueError(
-            f'{root}: has no captions: looked for annotations/captions_train2017.json and '
-            f'annotations/captions_train2014.json'
-        )
-    return year
-
-
 def _split(root, split, size, use, year, max_damaged):
     "Captions, and objects as `tags` if there are any"
     there = _table(root, 'instances', split, year)
@@ -248,7 +237,8 @@ def _split(root, split, size, use, year, max_damaged):
     captions = _table(root, 'captions', split, year) or f'annotations/captions_{split}{year}.json'
     dataset = read_coco(root, captions, there, folder, size, split=use, max_damaged=max_damaged)
     if there:
-        dataset.labels['tags'], dataset.names['tags'] = dataset.labels.pop('objects'), dataset.names.pop('objects')
+        dataset.labels['tags'] = dataset.labels.pop('objects')
+        dataset.names['tags'] = dataset.names.pop('objects')
     return dataset
 
 # %% ../../nbs/datasets/60_coco.ipynb #6b748953
@@ -256,12 +246,8 @@ def _same_categories(a, b, root, year=2017):
     "A `ValueError` if category k is something else in the validation images: `a` are the names in train, `b` in val"
     if not a or not b or a == b:
         return
-    only = [
-        f'{split} alone has {some_of(more)}'
-        for split, more in (('train', [n for n in a if n not in b]), ('val', [n for n in b if n not in a]))
-        if more
-    ]
-    why = '; '.join(only)
+    own = dict(train=[n for n in a if n not in b], val=[n for n in b if n not in a])
+    why = '; '.join(f'{split} alone has {some_of(names)}' for split, names in own.items() if names)
     if not why:
         x, y = next((x, y) for x, y in zip(a, b) if x != y)
         why = f'the same names in another order, {x} and {y} at the same place'
@@ -307,7 +293,7 @@ def photo_objects(
     max_damaged: int | float | str = None,  # How many rows may be unusable, see `damage_limit`
 ) -> tuple:  # Number of each photo -> its objects, as `ObjectTable` takes them; names of the categories; number
     # of each photo -> its width and height
-    "Objects of COCO's training and validation photos, of 2017 or else of 2014; a `ValueError` names a missing file"
+    "Read the objects of COCO's photos, of 2017 or else of 2014; a `ValueError` names a missing file"
     root = Path(root)
     tables = {year: {s: _table(root, 'instances', s, year) for s in ('train', 'val')} for year in (2017, 2014)}
     lacking = {year: [f'instances_{s}{year}.json' for s, p in found.items() if not p] for year, found in tables.items()}
@@ -324,7 +310,8 @@ def photo_objects(
         data = read_json(path)
         objects, kinds, size_of = _objects(data, path, root, max_damaged)
         number = {r['id']: r['file_name'] for r in data['images'] if not row_problem(r, dict(id=ID, file_name=str))}
-        if twice := sorted(number.keys() & out.keys()):
+        twice = sorted(number.keys() & out.keys())
+        if twice:
             raise ValueError(f'{path}: photo {twice[0]} is also in {Path(tables[year]["train"]).name}')
         out |= {n: objects[name] for n, name in number.items()}
         sizes |= {n: size_of[name] for n, name in number.items()}
@@ -343,10 +330,8 @@ def _place(root, rows):
         raise ValueError(f'{root}: has neither the folders {folders} nor train2017 and val2017')
     there = {n: f for f in late for n in os.listdir(root / f)}
 
-    def name(r):
-        return f'{r["cocoid"]:012d}.jpg'
-
-    return {r['cocoid']: f'{there.get(name(r), late[0])}/{name(r)}' for r in rows}
+    names = {r['cocoid']: f'{r["cocoid"]:012d}.jpg' for r in rows}
+    return {number: f'{there.get(name, late[0])}/{name}' for number, name in names.items()}
 
 
 def read_karpathy(
@@ -359,7 +344,7 @@ def read_karpathy(
     max_damaged: int | float | str = None,  # How many images may be absent and rows unusable, see `damage_limit`
     objects: tuple = None,  # From `photo_objects`: then there are labels `tags`
 ) -> ImageFileDataset:  # In the order of file names
-    "A part of COCO of the split of Karpathy and Fei-Fei (2015); a `ValueError` names file and row of what is wrong"
+    "Read a part of COCO in the split of Karpathy and Fei-Fei (2015); a `ValueError` names file and row of a fault"
     parts = dict(train=('train',), val=('valid',), test=('test',))
     path = split_file(root)
     if part not in parts:
@@ -388,24 +373,6 @@ def read_karpathy(
     return dataset.annotate(dict(tags=table.hot().astype(np.float32)), dict(tags=names), table)
 
 # %% ../../nbs/datasets/60_coco.ipynb #7f6f0f9b
-def _by_file(root, size, labels, max_damaged):
-    "The parts according to the split file"
-    objects = photo_objects(root, max_damaged) if labels else None
-    return [
-        read_karpathy(root, k, size, split=use, objects=objects, max_damaged=max_damaged)
-        for k, use in (('train', 'train'), ('val', 'valid'), ('test', 'test'))
-    ]
-
-
-def _by_year(root, size, options, max_damaged):
-    "Parts of the images to train on, and those to validate on, of 2017 or 2014"
-    year = _year(root)
-    dataset = _split(root, 'train', size, 'train', year, max_damaged)
-    parts = [*hold_out(dataset, options.valid), _split(root, 'val', size, 'test', year, max_damaged)]
-    _same_categories(*(s.names.get('tags', []) for s in (dataset, parts[2])), root, year)
-    return parts
-
-
 def coco_splits(
     root: FilePath,  # The folder that holds `annotations/`
 ) -> dict:  # Name, folders or karpathy -> `OwnSplit`
@@ -414,7 +381,8 @@ def coco_splits(
     years = [y for y in (2017, 2014) if all(_table(root, 'captions', part, y) for part in ('train', 'val'))]
     if years:
         found['folders'] = OwnSplit(f'train{years[0]}/ and val{years[0]}/')
-    if path := split_file(root):
+    path = split_file(root)
+    if path:
         found['karpathy'] = OwnSplit(str(path.relative_to(root)))
     return found
 
@@ -429,20 +397,30 @@ def build_coco(
     log: Callable,  # Called with what is left out, and with the split
     max_damaged: int | float | str = None,  # How many images may be absent and rows unusable, see `damage_limit`
 ) -> dict:  # Datasets `train`, `valid`, `test`
-    "COCO's training images in two parts, and its validation images; or Karpathy's split"
+    "Open COCO's training images in two parts, and its validation images; or Karpathy's split"
     found = builder.splits(root)
     name = choose_split(options.split, found, root)
     if name == 'hash' and options.split == 'hash':
         raise ValueError(f'--split hash: COCO comes with splits of its own, choose one: {", ".join(found)}')
     with logged_warnings(log):
         if name == 'karpathy':
-            parts = _by_file(root, size, 'labels' in wanted, max_damaged)
+            objects = photo_objects(root, max_damaged) if 'labels' in wanted else None
+            parts = [
+                read_karpathy(root, part, size, split=use, objects=objects, max_damaged=max_damaged)
+                for part, use in (('train', 'train'), ('val', 'valid'), ('test', 'test'))
+            ]
             where = found[name].where
             done = ''
         else:
             name = 'folders'
-            parts = _by_year(root, size, options, max_damaged)
-            year = _year(root)
+            year = next((y for y in (2017, 2014) if _table(root, 'captions', 'train', y)), None)
+            if year is None:
+                names = ' and '.join(f'annotations/captions_train{y}.json' for y in (2017, 2014))
+                raise ValueError(f'{root}: has no captions: looked for {names}')
+            dataset = _split(root, 'train', size, 'train', year, max_damaged)
+            test = _split(root, 'val', size, 'test', year, max_damaged)
+            _same_categories(dataset.names.get('tags', []), test.names.get('tags', []), root, year)
+            parts = [*hold_out(dataset, options.valid), test]
             where = f'train{year}/ and val{year}/'
             done = f'valid is drawn from train{year}/ by a hash of the ids, a share of {options.valid:g}'
     log_split(f'from {where}', parts, log, done)

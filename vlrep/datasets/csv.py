@@ -101,7 +101,7 @@ def read_csv(
     columns: str = '',  # Names of the columns if they are others: `path=url,caption=alt`
     max_damaged: int | float | str = None,  # How many rows may be unusable and photos absent, see `damage_limit`
 ) -> ImageFileDataset:  # In the order of the paths
-    "Photos and captions listed in a CSV; a `ValueError` names file and line of what cannot be understood"
+    "Read photos and captions listed in a CSV; a `ValueError` names file and line of what cannot be understood"
     path = Path(path)
     if path.is_dir():
         folder = path

@@ -48,7 +48,7 @@ def read_tokens(
     path: FilePath,  # `results_20130124.token`, `Flickr8k.token.txt`, or `results.csv`
     max_damaged: int | float | str = None,  # How many rows may be unusable, see `damage_limit`
 ) -> dict:  # Image name -> its captions, in the order of their numbers
-    "The captions of each image; a `ValueError` names file and line of what cannot be understood"
+    "Read the captions of each image; a `ValueError` names file and line of what cannot be understood"
     path = Path(path)
     out = {}
     bad = []
@@ -95,7 +95,7 @@ def read_flickr30k(
     keep: float = 2e9,  # As for `caption_source`
     max_damaged: int | float | str = None,  # How many images may be absent and rows unusable, see `damage_limit`
 ) -> ImageFileDataset:  # In the order of their names
-    "Photos and captions in the layout of Flickr30k's authors, or Flickr8k's; a `ValueError` names what is missing"
+    "Read photos and captions in the layout of Flickr30k's authors, or Flickr8k's; a `ValueError` names what is missing"
     root = Path(root)
     if not root.is_dir():
         raise ValueError(f'{root}: no such folder')

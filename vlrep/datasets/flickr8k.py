@@ -28,7 +28,7 @@ def read_table(
     path: FilePath,  # `captions.txt`
     max_damaged: int | float | str = None,  # How many rows may be unusable, see `damage_limit`
 ) -> dict:  # Image name -> its captions, in the order of the file
-    "The captions of each image; a `ValueError` names file and line of what cannot be understood"
+    "Read the captions of each image; a `ValueError` names file and line of what cannot be understood"
     path = Path(path)
     if not path.is_file():
         raise ValueError(f'{path}: no such file; {_layout}')
@@ -53,7 +53,7 @@ def uncaptioned_photos(
     folder: FilePath,  # That of the photos
     names: 'Iterable[str]',  # Of those that have captions
 ) -> list:
-    "Names of the photos in a folder that have no captions"
+    "List the photos in a folder that have no captions"
     captioned = {_nfc(photo_name(n, folder)) for n in names}
     photos = (n for n in os.listdir(folder) if n.lower().endswith(IMAGES) and not is_hidden(n))
     return [n for n in photos if _nfc(n) not in captioned]
@@ -66,7 +66,7 @@ def read_flickr8k(
     keep: float = 2e9,  # Keep decoded images if all fit into this number of bytes
     max_damaged: int | float | str = None,  # How many images may be absent and rows unusable, see `damage_limit`
 ) -> ImageFileDataset:  # In the order of their names
-    "Photos and captions in Flickr8k's layout; a `ValueError` names what is missing"
+    "Read photos and captions in Flickr8k's layout; a `ValueError` names what is missing"
     root = Path(root)
     if not root.is_dir():
         raise ValueError(f'{root}: no such folder')

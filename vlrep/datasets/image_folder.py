@@ -25,7 +25,7 @@ def read_folder(
     keep: float = 2e9,  # Keep decoded images if all fit into this number of bytes
     classes: list = None,  # Names of the classes, in their order; by default those that are there, sorted
 ) -> ImageFileDataset:  # In the order of their paths; label `label` (n,) int64, `names['label']`: the classes
-    "Photos sorted into folders; a `ValueError` names a class without photos"
+    "Read photos sorted into folders; a `ValueError` names a class without photos"
     root = Path(root)
     if not root.is_dir():
         raise ValueError(f'{root}: no such folder')
@@ -33,7 +33,8 @@ def read_folder(
     names = list(classes or there)
     if not names:
         raise ValueError(f'{root}: has no folders; expected one for each class')
-    if more := sorted(set(there) - set(names)):
+    more = sorted(set(there) - set(names))
+    if more:
         raise ValueError(f'{root}: folders that are no class: {some_of(more)}')
     paths = []
     label = []
@@ -44,7 +45,7 @@ def read_folder(
         if not mine and classes is None:
             raise ValueError(f'{root / c}: no images')
         paths += mine
-        label += [j] * len(mine)
+        label += [j for _ in mine]
         other += [f for f in files if not f.lower().endswith(IMAGES)]
     if not paths:
         raise ValueError(f'{root}: no images')
@@ -53,9 +54,6 @@ def read_folder(
         warnings.warn(f'{root}: {len(other)} files are no images by their names and are left out: {some}', stacklevel=2)
     ids = [Path(os.path.relpath(p, root)).as_posix() for p in paths]
 
-    def record(i):
-        return Record(ids[i], tags=[names[label[i]]])
-
     return ImageFileDataset(
         paths,
         size,
@@ -63,7 +61,7 @@ def read_folder(
         keep,
         split=split,
         ids=ids,
-        records=record,
+        records=lambda i: Record(ids[i], tags=[names[label[i]]]),
         labels=dict(label=np.array(label)),
         names=dict(label=names),
     )

@@ -47,9 +47,12 @@ _LISTS = dict(train='train', valid='dev', test='test')
 def _film(path):
     "Plot and genres of a film; a `ValueError` names its file"
     r = read_json(path)
-    plot = r.get('plot') if isinstance(r, dict) else None
-    plot = plot[0] if isinstance(plot, list) and plot else plot
-    genres = r.get('genres') if isinstance(r, dict) else None
+    if not isinstance(r, dict):
+        r = {}
+    plot = r.get('plot')
+    if isinstance(plot, list) and plot:
+        plot = plot[0]
+    genres = r.get('genres')
     if not isinstance(genres, list) or not all(isinstance(g, str) for g in genres):
         raise ValueError(f'{path}: genres is {brief(genres, 60)}, expected a list of names')
     return plot if isinstance(plot, str) else '', genres
@@ -63,7 +66,7 @@ def read_mm_imdb(
     max_damaged: int | float | str = None,  # How many films may be unusable and posters absent, see `damage_limit`
     log: Callable = print,  # Called with how many films have no plot or no genre
 ) -> TaskDataset:  # None if there is no test set
-    "A part of MM-IMDB; a `ValueError` names the file in which something is wrong"
+    "Read a part of MM-IMDB; a `ValueError` names the file in which something is wrong"
     root = Path(root)
     if split not in _LISTS:
         raise did_you_mean('split', split, _LISTS)
@@ -99,7 +102,8 @@ def write_mm_imdb(
     rename: Callable = str.title,  # Genre -> its name in the files
 ) -> int:  # How many films were written
     "Write scenes as films in the layout of MM-IMDB"
-    root, path = Path(root), Path(root) / 'split.json'
+    root = Path(root)
+    path = root / 'split.json'
     (root / 'dataset').mkdir(parents=True, exist_ok=True)
     lists = read_json(path) if path.is_file() else {}
     own = []

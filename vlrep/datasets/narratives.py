@@ -38,13 +38,10 @@ from ..data.records import ImageFileDataset, Narrative, Record, annotation_turn
 from .flickr8k import IMAGES
 
 # %% ../../nbs/datasets/40_narratives.ipynb #4d459dc0
-_short = brief
-
-
 def _rows_of(items, keys, at, words=0):
     "Of each of a list of dicts the values of `keys`, `words` strings and then numbers; and an array of the numbers"
     if not isinstance(items, list):
-        raise ValueError(f'{at} is {_short(items)}, expected a list')
+        raise ValueError(f'{at} is {brief(items)}, expected a list')
     try:
         rows = list(map(itemgetter(*keys), items))
         a = np.array([r[words:] for r in rows] if words else rows)
@@ -56,19 +53,19 @@ def _rows_of(items, keys, at, words=0):
     for i, d in enumerate(items):
         for j, k in enumerate(keys):
             if not isinstance(d, dict) or k not in d:
-                raise ValueError(f'{at}[{i}] has no {k!r}: {_short(d)}')
+                raise ValueError(f'{at}[{i}] has no {k!r}: {brief(d)}')
             fits = isinstance(d[k], str) if j < words else type(d[k]) in (int, float) and -1e9 < d[k] < 1e9
-            what = 'string' if j < words else 'number'
             if not fits:
-                raise ValueError(f'{at}[{i}]: {k} is {_short(d[k])}, expected a {what}')
-    raise ValueError(f'{at} cannot be understood: {_short(items)}')
+                what = 'string' if j < words else 'number'
+                raise ValueError(f'{at}[{i}]: {k} is {brief(d[k])}, expected a {what}')
+    raise ValueError(f'{at} cannot be understood: {brief(items)}')
 
 # %% ../../nbs/datasets/40_narratives.ipynb #f493e444
 def image_file(
     dataset_id: str,  # Of the narrative: with coco in it for COCO, beginning with ADE for ADE20k
     image_id: str,  # Of the narrative
 ) -> str:  # e.g. 000000137576.jpg
-    "Name of an image's file: COCO's twelve digits, ADE20k's eight and a word, else the id as it is, and .jpg"
+    "Name an image's file: COCO's twelve digits, ADE20k's eight and a word, else the id as it is, and .jpg"
     d = dataset_id.lower()
     if image_id.lower().endswith(IMAGES):
         return image_id
@@ -85,35 +82,38 @@ _list = ((list,), 'a list')
 _keys = dict(image_id=((str, int, float), 'a string'), caption=_text, timed_caption=_list, traces=_list)
 
 
-def _checked(d):
-    "The object of a line, with the keys of a narrative; a `ValueError` says what is wrong"
+def _image_name(d):
+    "The name of the image of a line, which must have the keys of a narrative; a `ValueError` says what is wrong"
     if not isinstance(d, dict):
-        raise ValueError(f'an object with {", ".join(_keys)} is expected, not {_short(d)}')
-    for k, (t, what) in _keys.items():
+        raise ValueError(f'an object with {", ".join(_keys)} is expected, not {brief(d)}')
+    for k, (types, what) in _keys.items():
         if k not in d:
-            raise ValueError(f'has no {k!r}' + (' (files of captions alone will not do)' if list in t else ''))
-        if type(d[k]) not in t:
-            raise ValueError(f'{k} is {_short(d[k])}, expected {what}')
-    if isinstance(d['image_id'], float):
-        if not d['image_id'].is_integer():
-            raise ValueError(f'image_id is {d["image_id"]}, expected a string')
-        d['image_id'] = int(d['image_id'])
-    return d
+            hint = ' (files of captions alone will not do)' if list in types else ''
+            raise ValueError(f'has no {k!r}{hint}')
+        if type(d[k]) not in types:
+            raise ValueError(f'{k} is {brief(d[k])}, expected {what}')
+    name = d['image_id']
+    if isinstance(name, float):
+        if not name.is_integer():
+            raise ValueError(f'image_id is {name}, expected a string')
+        name = int(name)
+    name = str(name)
+    if not name.strip() or name.startswith('.') or '/' in name or '\\' in name:
+        raise ValueError(f'image_id is {brief(name)}, not the name of an image')
+    return name
 
 # %% ../../nbs/datasets/40_narratives.ipynb #c4f4132b
 def parse_narrative(
     line: str | bytes | dict,  # A line of a file, or the object in it
 ) -> tuple:  # Name of the image's file, and the `Narrative`
-    "One line; a `ValueError` says what is wrong with it. Unknown keys are no error"
-    d = _checked(parse_json(line) if isinstance(line, (str, bytes)) else line)
-    name = str(d['image_id'])
+    "Read one line; a `ValueError` says what is wrong with it. Unknown keys are no error"
+    d = parse_json(line) if isinstance(line, (str, bytes)) else line
+    name = _image_name(d)
     text = d['caption']
-    if not name.strip() or name.startswith('.') or '/' in name or '\\' in name:
-        raise ValueError(f'image_id is {_short(name)}, not the name of an image')
     said, _ = _rows_of(d['timed_caption'], ('utterance', 'start_time', 'end_time'), 'timed_caption', 1)
     for i, (u, a, b) in enumerate(said):
         if b < a:
-            raise ValueError(f'timed_caption[{i}]: {_short(u)} ends at {b:g} s, before it begins at {a:g} s')
+            raise ValueError(f'timed_caption[{i}]: {brief(u)} ends at {b:g} s, before it begins at {a:g} s')
     strokes = [_rows_of(s, 'xyt', f'traces[{j}]')[1] for j, s in enumerate(d['traces'])]
     try:
         ''.join([name, text, *(u for u, *_ in said)]).encode()
@@ -132,18 +132,16 @@ _shard = re.compile(r'-(\d+)-of-(\d+)\.jsonl(\.gz)?$')
 def narrative_files(
     paths: FilePath | list,  # A file, a folder, a pattern such as `coco_train_*.jsonl`, or a list of these
 ) -> list:  # Of paths
-    "The files that are meant; a `ValueError` if there are none or one is there twice, a warning if shards are missing"
+    "Find the files; a `ValueError` if there are none or one is there twice, a warning if shards are missing"
     out = []
     shards = {}
     for p in map(Path, [paths] if isinstance(paths, (str, Path)) else paths):
-        found = (
-            [f for f in sorted(p.iterdir()) if f.name.endswith(_ends) and not is_hidden(f.name)]
-            if p.is_dir()
-            else [p]
-            if p.is_file()
-            else []
-        )
-        found = [f for f in found if 'localized_narratives' in f.name] or found or sorted(map(Path, glob.glob(str(p))))
+        found = [p]
+        if p.is_dir():
+            found = [f for f in sorted(p.iterdir()) if f.name.endswith(_ends) and not is_hidden(f.name)]
+            found = [f for f in found if 'localized_narratives' in f.name] or found
+        elif not p.is_file():
+            found = sorted(map(Path, glob.glob(str(p))))
         if not any(map(Path.is_file, found)):
             raise ValueError(f'{p}: no such file; expected .jsonl or .jsonl.gz files, or their folder')
         out += found
@@ -152,7 +150,8 @@ def narrative_files(
     if twice:
         raise ValueError(f'{twice[0]}: there are two of this file, one would be read twice')
     for f in out:
-        if m := _shard.search(f.name):
+        m = _shard.search(f.name)
+        if m:
             shards.setdefault((f.name[: m.start()], int(m[2])), set()).add(int(m[1]))
     for (name, n), have in shards.items():
         lost = sorted(set(range(n)) - have)
@@ -214,7 +213,7 @@ def read_localized(
     keep: float = 2e9,  # As for `caption_source`
     max_damaged: int | float | str = None,  # How many lines may be unusable and images absent, see `damage_limit`
 ) -> ImageFileDataset:  # With `narratives`, whose texts are the captions; in the order of the images' paths
-    "Photos with Localized Narratives; a `ValueError` names what is missing, or file and line of what is wrong"
+    "Read photos with Localized Narratives; a `ValueError` names what is missing, or file and line of what is wrong"
     root = Path(root)
     folder = root / images
     if not folder.is_dir():
@@ -231,7 +230,8 @@ def read_localized(
         caps, folder, paths[0], size, split, keep=keep, max_damaged=max_damaged, name=root.resolve().name
     )
     told = told.subset([row[n] for n in dataset.ids])
-    turns = {i: turn for i in range(len(dataset)) if (turn := annotation_turn(dataset.path(i))) != 1}
+    turns = {i: annotation_turn(dataset.path(i)) for i in range(len(dataset))}
+    turns = {i: turn for i, turn in turns.items() if turn != 1}
     for i, turn in turns.items():
         told.turn_traces(i, turn)
     if turns:
@@ -255,8 +255,9 @@ def _write_lines(pairs, path, dataset_id, shards):
         raise ValueError(f'shards={shards}: at least 1')
     names = [f'-{k:05}-of-{shards:05}' if shards > 1 else '' for k in range(shards)]
     with ExitStack() as s:
+        open_text = gzip.open if end == '.jsonl.gz' else open
         to = [s.enter_context(atomic_file(path.with_name(path.name.removesuffix(end) + m + end))) for m in names]
-        files = [s.enter_context((gzip.open if end == _ends[1] else open)(f, 'wt', encoding='utf-8')) for f in to]
+        files = [s.enter_context(open_text(f, 'wt', encoding='utf-8')) for f in to]
         for i, (name, told) in enumerate(pairs):
             name = Path(str(name)).stem
             if name.isdecimal() and 'coco' in dataset_id.lower():

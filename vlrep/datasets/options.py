@@ -25,7 +25,7 @@ _COLUMNS = dict(
 def table_columns(
     columns: str,  # '' or such as `path=url,caption=alt`
 ) -> dict:  # What is wanted -> names that its column may have
-    "The names of the columns, some of them as given; a `ValueError` names what is wrong"
+    "Name the columns, some of them as given; a `ValueError` names what is wrong"
     out = dict(_COLUMNS)
     for part in filter(None, columns.split(',')):
         what, _, name = (s.strip() for s in part.partition('='))

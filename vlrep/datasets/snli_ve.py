@@ -23,7 +23,8 @@ _PARTS = dict(train='train', valid='dev', test='test')
 
 def _problem(row):
     "What is wrong with a line, or ''"
-    if problem := row_problem(row, dict(Flickr30K_ID=ID, sentence2=str, gold_label=str)):
+    problem = row_problem(row, dict(Flickr30K_ID=ID, sentence2=str, gold_label=str))
+    if problem:
         return problem
     if row['gold_label'] not in (*ENTAILMENT, '-'):
         return (
@@ -41,7 +42,7 @@ def read_snli_ve(
     max_damaged: int | float | str = None,  # How many lines may be unusable and photos absent, see `damage_limit`
     log: Callable = print,  # Called with how many pairs have no label
 ) -> TaskDataset:  # None if there is no test set
-    "A part of SNLI-VE; a `ValueError` names file and line of what is wrong"
+    "Read a part of SNLI-VE; a `ValueError` names file and line of what is wrong"
     root = Path(root)
     path, _ = find_table(root, split, _PARTS, lambda s: [f'snli_ve_{s}.jsonl', f'snli_ve_{s}.jsonl.gz'], 'statements')
     if path is None:
@@ -50,8 +51,9 @@ def read_snli_ve(
     bad = []
     undecided = 0
     for line, r in json_lines(path, bad.append):
-        if why := _problem(r):
-            bad.append(f'{path}, line {line}{why}')
+        problem = _problem(r)
+        if problem:
+            bad.append(f'{path}, line {line}{problem}')
         elif r['gold_label'] == '-':
             undecided += 1
         else:

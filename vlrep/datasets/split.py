@@ -56,7 +56,7 @@ def complete_split(
     where: str,  # What says so, for messages
     share: float,  # Of the training images: drawn as validation images where there are none
 ) -> tuple:  # Training, validation and test dataset; what was done, in words
-    "Three parts from two: validation images stand in for a missing test set, and are drawn from the training images"
+    "Make three parts of two: validation images stand in for a missing test set, and are drawn from training images"
     own = {part: dataset for part, dataset in own.items() if len(dataset)}
     if 'train' not in own or len(own) == 1:
         raise ValueError(
@@ -79,7 +79,7 @@ def own_splits(
     builder: DatasetBuilder,  # Whose they are
     root: FilePath,  # Where the photos are
 ) -> dict:  # Name -> `OwnSplit`
-    "The splits that come with photos: those in files, and the one that the reader has found in a column"
+    "Find the splits that come with photos: those in files, and the one that the reader has found in a column"
     found = builder.splits(root) if builder.splits else {}
     if any(dataset.parts or ()):
         found['column'] = OwnSplit(

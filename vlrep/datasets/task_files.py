@@ -23,7 +23,7 @@ def find_place(
     what: str,  # What is looked for, for messages
     must: bool = True,  # Is it an error if there is none?
 ) -> Path:  # The first that exists; None if none does and none must
-    "A file or folder at one of its usual places; a `ValueError` names them"
+    "Find a file or folder at one of its usual places; a `ValueError` names them"
     if not Path(root).is_dir():
         raise ValueError(f'--root {root}: no such folder')
     got = next((Path(root) / p for p in places if (Path(root) / p).exists()), None)
@@ -39,7 +39,7 @@ def find_table(
     places: Callable,  # (such a name) -> paths below `root`, the usual one first
     what: str,  # What is looked for, for messages
 ) -> tuple:  # The file and the name in it; (None, '') if there is no test set
-    "The table of a part at one of its usual places; a `ValueError` names the nearest part, or the places"
+    "Find the table of a part at one of its usual places; a `ValueError` names the nearest part, or the places"
     if split not in parts:
         raise did_you_mean('split', split, parts)
     names = [parts[split]] if isinstance(parts[split], str) else parts[split]
@@ -56,7 +56,7 @@ def photo_examples(
     examples: list,  # Dicts with `image` (a file name), `first`, and perhaps `second`, `answers`, `id`, `kind`
     max_damaged: int | float | str = None,  # How many photos may be missing, see `damage_limit`
 ) -> TaskDataset:
-    "Examples about photos, each photo once; a `ValueError` counts and names photos that are missing"
+    "Join examples and their photos, each photo once; a `ValueError` counts and names photos that are missing"
     examples = [e | dict(image=photo_name(e['image'], folder)) for e in examples]
     at = find_files(folder, sorted({e['image'] for e in examples}), about, max_damaged)
     names = list(at)
@@ -78,7 +78,7 @@ def answers_of(
     row: dict,  # With `answers`, dicts that have `answer`, and perhaps `answer_type`
     here: str,  # Where it stands, for messages
 ) -> dict:  # `answers`, strings, and their `kind`
-    "The human answers to a question"
+    "Read the human answers to a question"
     got = [a.get('answer') if isinstance(a, dict) else None for a in row['answers']]
     if not got or not all(isinstance(a, str) for a in got):
         raise ValueError(f'{here}: answers is {brief(row["answers"], 80)}, expected a list of rows with an answer')

@@ -38,7 +38,7 @@ class _Questions:
         )
 
     def digests(self):
-        "A number for the questions and answers of each image (n,), so that a change is noticed"
+        "Hash the questions and answers of each image to a number (n,), so that a change is noticed"
         texts = ('\0'.join([q['question'], *q['answers']]) for i in range(len(self.ids)) for q in self(i).questions)
         each = np.array(
             [int.from_bytes(hashlib.blake2b(t.encode(), digest_size=7).digest(), 'little') for t in texts], np.int64
@@ -66,11 +66,10 @@ def _gathered(examples, keep, what, log):
     if not len(keep):
         raise ValueError(f'{examples.name}, {examples.split}: not a single {what} has a text')
     used, image = np.unique(examples.rows[keep], return_inverse=True)
-    if lost := len(examples.base) - len(used):
-        log(
-            f'{examples.name}, {examples.split}: {lost:,} of {len(examples.base):,} images have no {what} and are left '
-            f'out'
-        )
+    lost = len(examples.base) - len(used)
+    if lost:
+        where = f'{examples.name}, {examples.split}'
+        log(f'{where}: {lost:,} of {len(examples.base):,} images have no {what} and are left out')
     order = np.argsort(image, kind='stable')
     ends = np.searchsorted(image[order], np.arange(len(used) + 1))
     return examples.base.subset(used), [keep[order[a:b]] for a, b in zip(ends, ends[1:])]
@@ -80,14 +79,15 @@ def image_questions(
     examples: TaskDataset,  # A part of VQA 2.0 or VizWiz, with answers
     log: Callable = print,  # Called with how many questions and answers have no text
 ) -> ImageTextDataset:  # The images; their records have `questions`
-    "The images of a task, each with all questions about it and their human answers"
+    "Collect the images of a task, each with all questions about it and their human answers"
     where = f'{examples.name}, {examples.split}'
     n = len(examples)
     if examples.answers is None:
         raise ValueError(f'{where}: has no answers, which pretraining on questions reads')
     asked, _ = examples.texts(range(n))
     said = [[a for a in examples.answers[i] if has_text(a)] for i in range(n)]
-    if blank := int(examples.answers.counts().sum()) - sum(map(len, said)):
+    blank = int(examples.answers.counts().sum()) - sum(map(len, said))
+    if blank:
         log(f'{where}: {blank:,} answers have no text and are left out')
     keep = [i for i in range(n) if has_text(asked[i]) and said[i]]
     if len(keep) < n:
@@ -105,7 +105,7 @@ def image_statements(
     examples: TaskDataset,  # A part of SNLI-VE
     log: Callable = print,  # Called with how many statements have no text, and how many images have no caption
 ) -> ImageTextDataset:  # The images; their records have `statements`
-    "The images of SNLI-VE, whose captions are the statements that follow from them"
+    "Collect the images of SNLI-VE, whose captions are the statements that follow from them"
     said, _ = examples.texts(range(len(examples)))
     labels = [examples.answers[i][0] for i in range(len(examples))]
     follows = [i for i, l in enumerate(labels) if l == 'entailment' and has_text(said[i])]
@@ -114,8 +114,9 @@ def image_statements(
     row = {n: k for k, n in enumerate(images.ids)}
     mine = [[] for _ in row]
     for i, r in enumerate(examples.rows):
-        if (k := row.get(examples.base.ids[r])) is not None and has_text(said[i]):
-            mine[k].append(i)
+        name = examples.base.ids[r]
+        if name in row and has_text(said[i]):
+            mine[row[name]].append(i)
     record = _Statements(
         images.ids, TextBuffer([said[i] for i in l] for l in mine), TextBuffer([labels[i] for i in l] for l in mine)
     )
@@ -126,7 +127,7 @@ def image_plots(
     examples: TaskDataset,  # A part of MM-IMDB
     log: Callable = print,  # Called with how many films have no plot
 ) -> ImageTextDataset:  # The posters
-    "The posters of MM-IMDB, whose captions are the plots"
+    "Collect the posters of MM-IMDB, whose captions are the plots"
     plots, _ = examples.texts(range(len(examples)))
     images, at = _gathered(examples, [i for i, p in enumerate(plots) if has_text(p)], 'plot', log)
     return images.with_captions([[one_line(plots[i]) for i in rows] for rows in at])
@@ -142,7 +143,7 @@ def build_task_images(
     log: Callable,  # Called with what is left out
     max_damaged: int | float | str = None,  # How many photos and rows may be missing or unusable, see `damage_limit`
 ) -> dict:  # Datasets `train`, `valid`, `test`
-    "The images of a task in three parts; a `ValueError` names the part that is missing"
+    "Open the images of a task in three parts; a `ValueError` names the part that is missing"
 
     def part(split):
         with logged_warnings(log):
@@ -151,7 +152,8 @@ def build_task_images(
             raise ValueError(f'--root {root}: has no test set; {builder.name} expects {builder.root_help}')
         return builder.texts(got, log=log)
 
-    own = {split: part(split) for split in ('train', 'valid') + (('test',) if not builder.secret else ())}
+    splits = ('train', 'valid') if builder.secret else ('train', 'valid', 'test')
+    own = {split: part(split) for split in splits}
     parts, done = complete_split(own, builder.name, options.valid)
     log_split(f'that of {builder.name}', parts, log, done)
     check_parts(parts, builder)

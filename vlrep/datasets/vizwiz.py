@@ -27,7 +27,7 @@ def read_vizwiz(
     max_damaged: int | float | str = None,  # How many rows may be unusable and photos absent, see `damage_limit`
     log: Callable = print,  # Not used: what is left out is a warning
 ) -> TaskDataset:  # None if there is no test set
-    "A part of VizWiz; a `ValueError` names file and row of what is wrong"
+    "Read a part of VizWiz; a `ValueError` names file and row of what is wrong"
     root = Path(root)
 
     def named(s):

@@ -58,7 +58,7 @@ class ObjectTable:
         self,
         flagged: bool = None,  # Only objects whose flag has this value; None = all
     ) -> np.ndarray:  # (n,k) bool
-        "Which categories each image has"
+        "Mark the categories that each image has"
         use = np.ones(len(self.cats), bool) if flagged is None else self.flags == flagged
         out = np.zeros((len(self.ids), len(self.names)), bool)
         row = np.repeat(np.arange(len(self.ids)), np.diff(self.rows))
@@ -69,7 +69,7 @@ class ObjectTable:
 def read_voc_xml(
     path: FilePath,  # A file of `Annotations`
 ) -> tuple:  # Tuples (name of the category, corners x0 y0 x1 y1 in [0,1], difficult); width and height
-    "The objects of one photo; a `ValueError` names a file that cannot be understood"
+    "Read the objects of one photo; a `ValueError` names a file that cannot be understood"
     try:
         top = ElementTree.parse(path).getroot()
     except (ElementTree.ParseError, OSError, LookupError, ValueError) as e:  # such as an encoding that is not known
@@ -172,7 +172,7 @@ def read_voc(
     | float
     | str = None,  # How many images may be absent or have a damaged annotation, see `damage_limit`
 ) -> ImageFileDataset:  # Label `present` (n,k) int8: 1, 0 = only difficult, -1 = none; names['present']: the classes
-    "A split of a VOC folder; a `ValueError` names what is missing or wrong"
+    "Read a split of a VOC folder; a `ValueError` names what is missing or wrong"
     root = Path(root)
     lists = root / 'ImageSets' / 'Main'
     if not lists.is_dir():
@@ -199,7 +199,7 @@ def read_voc(
         present = np.stack([_answers(lists / f'{n}{end}', ids) for n in names], 1)[rows]
     else:
         names = table.names
-        present = np.where(table.hot(False), 1, np.where(table.hot(), 0, -1)).astype(np.int8)
+        present = np.select([table.hot(False), table.hot()], [1, 0], -1).astype(np.int8)
     role = dict(trainval='train', train='train', val='valid', test='test').get(split)
     return ImageFileDataset(
         paths,
@@ -258,9 +258,6 @@ def write_voc(
         x0, y0, x1, y1 = o['box']
         return bool(o.get('difficult', (x1 - x0) * (y1 - y0) < small))
 
-    def put(path, text):
-        path.write_text(text, encoding='utf-8')
-
     with adding_to(root) as new:
         for d in 'Annotations', 'ImageSets/Main':
             (new / d).mkdir(parents=True)
@@ -269,19 +266,17 @@ def write_voc(
                 raise ValueError(f'record {r.id!r} has no objects')
             n = Path(name).stem
             seen[n] = [(o['category'], o['box'], hard(o)) for o in r.objects]
-            put(new / 'Annotations' / f'{n}.xml', _voc_xml(n, r.load(), seen[n]))
+            xml = _voc_xml(n, r.load(), seen[n])
+            (new / 'Annotations' / f'{n}.xml').write_text(xml, encoding='utf-8')
         met = {c for l in seen.values() for c, _, _ in l}
         names = sorted(classes or met)
         if met - set(names):
             raise ValueError(f'classes: {some_of(sorted(met - set(names)))} met, and not among them')
+        lists = {split: list(seen)}
         for c in names:
-
-            def answer(l):
-                return max((int(not h) for n, _, h in l if n == c), default=-1)
-
-            put(
-                new / 'ImageSets' / 'Main' / f'{c}_{split}.txt',
-                ''.join(f'{n} {answer(l):2d}\n' for n, l in seen.items()),
-            )
-        put(new / 'ImageSets' / 'Main' / f'{split}.txt', ''.join(f'{n}\n' for n in seen))
+            answers = {n: max((int(not h) for name, _, h in l if name == c), default=-1) for n, l in seen.items()}
+            lists[f'{c}_{split}'] = [f'{n} {answer:2d}' for n, answer in answers.items()]
+        for name, lines in lists.items():
+            path = new / 'ImageSets' / 'Main' / f'{name}.txt'
+            path.write_text(''.join(f'{line}\n' for line in lines), encoding='utf-8')
     return len(seen)

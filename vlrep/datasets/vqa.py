@@ -26,10 +26,6 @@ def _places(name, kind, part):
     return name, f'annotations/{name}', f'questions/{name}', f'{kind}/{name}', f'{archive}/{name}'
 
 
-def _photo_places(folder):
-    return folder, f'images/{folder}', f'Images/{folder}', f'Images/mscoco/{folder}'
-
-
 def _answered(path, questions, max_damaged):
     "Each question that has answers, with its annotation"
     bad = []
@@ -59,7 +55,7 @@ def read_vqa(
     max_damaged: int | float | str = None,  # How many rows may be unusable and photos absent, see `damage_limit`
     log: Callable = print,  # Not used: what is left out is a warning
 ) -> TaskDataset:  # None if there is no test set
-    "A part of VQA 2.0; a `ValueError` names file and row of what is wrong"
+    "Read a part of VQA 2.0; a `ValueError` names file and row of what is wrong"
     root = Path(root)
     part = dict(train='Train', valid='Val').get(split, 'Test')
 
@@ -90,7 +86,8 @@ def read_vqa(
             except ValueError as e:
                 bad.append(str(e))
         leave_out(about, 'annotations cannot be used', bad, len(out) + len(bad), max_damaged)
-    return photo_examples(find_place(root, _photo_places(folder), 'photos'), path, size, split, out, max_damaged)
+    places = folder, f'images/{folder}', f'Images/{folder}', f'Images/mscoco/{folder}'
+    return photo_examples(find_place(root, places, 'photos'), path, size, split, out, max_damaged)
 
 # %% ../../nbs/datasets/80_vqa.ipynb #99763a63
 def write_vqa(

@@ -44,7 +44,7 @@ def shard_parts(
     root: FilePath,  # A folder, a tar file, or names with braces or `*`
     missing: float = 0.0,  # As for `find_shards`
 ) -> dict:  # Name of the part -> paths; all of them under '' if they are not split
-    "The shards that are meant; a `ValueError` names those that are not there"
+    "Find the shards that are meant; a `ValueError` names those that are not there"
     from vlrep.data.shards import find_shards  # imports PyTorch
 
     root = Path(root)
@@ -58,7 +58,8 @@ def shard_parts(
     if not all(names) or not parts['train'] or len(parts['train']) == len(found):
         return {'': found}
     for k in PARTS:
-        if len(both := sorted({n for n in names if _PART_NAMES[n] == k})) > 1:
+        both = sorted({n for n in names if _PART_NAMES[n] == k})
+        if len(both) > 1:
             raise ValueError(f'{root}: has shards of {" and of ".join(both)}, which are names of the same part')
     return {k: v for k, v in parts.items() if v}
 
@@ -87,7 +88,7 @@ class ShardsBuilder(DatasetBuilder):
         options: object = None,  # Which file of a sample is the photo, how many may be damaged; by default its own
         max_damaged: int | float | str = None,  # Samples that may be unreadable, see `damage_limit`
     ) -> 'ImageTextDataset':  # None if the shards come with their own split
-        "All images in one dataset, with captions, narratives and labels"
+        "Read all images into one dataset, with captions, narratives and labels"
         options = options or self.options
         if len(shard_parts(root, options.damaged)) > 1:
             return None

@@ -25,10 +25,13 @@ from .options import WebdatasetOptions, shard_parts
 # %% ../../../nbs/datasets/webdataset/20_reader.ipynb #5ad20005
 def _counted(counts, end):
     "A sentence for each thing that was counted, with the first few names"
-    return [
-        f'{n:,} {what}{end}: {", ".join(some[:3])}' + (f' and {n - 3:,} more' if n > 3 else '')
-        for what, (n, some) in counts.items()
-    ]
+    lines = []
+    for what, (n, some) in counts.items():
+        names = ', '.join(some[:3])
+        if n > 3:
+            names += f' and {n - 3:,} more'
+        lines.append(f'{n:,} {what}{end}: {names}')
+    return lines
 
 
 def _check_index(index, name, max_damaged):
@@ -42,11 +45,10 @@ def _check_index(index, name, max_damaged):
         warn(f'{len(index.cut)} of {shards} shards are damaged, what is whole in them is used: {some_of(index.cut, 2)}')
     lost = sum(n for n, _ in index.left_out.values())
     total = lost + len(index)
-    for text in _counted({f'of {total:,} samples {k}': v for k, v in index.left_out.items()}, ' and are left out'):
-        warn(text)
-    for text in _counted({f'files {k}': v for k, v in index.skipped.items()}, ' and are left out'):
-        warn(text)
-    for text in _counted({f'of {total:,} samples {k}': v for k, v in index.notes.items()}, ''):
+    left_out = {f'of {total:,} samples {k}': v for k, v in index.left_out.items()}
+    left_out |= {f'files {k}': v for k, v in index.skipped.items()}
+    notes = {f'of {total:,} samples {k}': v for k, v in index.notes.items()}
+    for text in _counted(left_out, ' and are left out') + _counted(notes, ''):
         warn(text)
     why = '; '.join(_counted(index.left_out, ''))
     if not len(index):
@@ -72,7 +74,7 @@ def read_webdataset(
     caption_key: str = '',  # Where the captions are, see `read_sidecar`
     **kw,  # As for `ShardDataset`: labels, narratives, window, bucket, split
 ) -> ShardDataset:  # In the order of the shards
-    "Images with captions, tags and narratives in shards; a `ValueError` names shards that are missing or cut off"
+    "Read images with captions, tags and narratives in shards; a `ValueError` names shards that are missing or cut off"
     paths = find_shards(root, damaged)
     index = ShardIndex(paths, damaged, image_extension, caption_key)
     name = paths[0].resolve().parent.name

@@ -50,25 +50,22 @@ _further = ('toy', 'fruit', 'pet', 'moving', 'many')
 TAGS = tuple(dict.fromkeys([*GROUPS.values(), *(t for ts in _place_tags.values() for t in ts), *_further]))
 
 
+_moving = 'running', 'flying', 'driving', 'sailing', 'jumping', 'bouncing', 'hopping', 'walking'
+
+
 def coarse_tags(
     scene: dict,  # Annotation, as `layout` gives it
     *key,  # What makes this set of tags different from another, e.g. the scene's number
     noise: float = 0.0,  # Chance that a true tag is missing; as many wrong ones come in
 ) -> list:  # Some of TAGS, in their order
-    "Kinds of things and places, as people tag photos"
+    "Tag kinds of things and places, as people tag photos"
     if not 0 <= noise <= 1:
         raise ValueError(f'noise {noise} is not between 0 and 1')
     os = scene['objects']
     cs = {o['category'] for o in os}
-    true = {
-        *(o['group'] for o in os),
-        *_place_tags[scene['setting']],
-        *(k for k in ('toy', 'fruit', 'pet') if cs & KINDS[k]),
-    }
-    if any(
-        o['action'] in ('running', 'flying', 'driving', 'sailing', 'jumping', 'bouncing', 'hopping', 'walking')
-        for o in os
-    ):
+    true = {o['group'] for o in os} | set(_place_tags[scene['setting']])
+    true |= {k for k in ('toy', 'fruit', 'pet') if cs & KINDS[k]}
+    if any(o['action'] in _moving for o in os):
         true.add('moving')
     if len(os) > 3:
         true.add('many')
@@ -84,15 +81,11 @@ def attributes(
 ) -> list:  # For each object a list of phrases
     "Colour, size, action and place of each object, as short phrases"
     spot = dict(left='on the left', right='on the right', middle='in the middle')
-    return [
-        [
-            o['color'],
-            *([o['size']] if o['size'] != 'medium' else []),
-            *([o['action']] if o['action'] else []),
-            *([spot[t]] if (t := third_of(o)) else []),
-        ]
-        for o in scene['objects']
-    ]
+    phrases = []
+    for o in scene['objects']:
+        size = None if o['size'] == 'medium' else o['size']
+        phrases.append([p for p in (o['color'], size, o['action'], spot.get(third_of(o))) if p])
+    return phrases
 
 # %% ../../../nbs/datasets/world/35_annotations.ipynb #a43ed931
 @lru_cache(None)
@@ -115,7 +108,7 @@ def _classes(setting):
         ('there is', 'one can see there is'),
         ('while', 'as'),
     ]
-    sets += [ing for ing, _ in _acts.values()] + [w for _, does in _acts.values() for w in [[d] for d in does]]
+    sets += [ing for ing, _ in _acts.values()]
     names = {}
     for c in CATEGORIES:
         for w, v, s, _ in _entries(c):
@@ -123,14 +116,11 @@ def _classes(setting):
     sets += list(names.values()) + [list(map(plural, ws)) for ws in names.values() if all(plural(w) != w for w in ws)]
     out = {}
     for s in sets:
-        if len(s := list(dict.fromkeys(s))) > 1:
-            for w in s:
-                out.setdefault(w, s)
+        same = list(dict.fromkeys(s))
+        if len(same) > 1:
+            for w in same:
+                out.setdefault(w, same)
     return out, re.compile(rf'\b({_longest([*out, *LEXICON])})\b')
-
-
-def _articles(text):
-    return re.sub(r'\ban? (?=([a-z]))', lambda m: 'an ' if m[1] in 'aeiou' else 'a ', text)
 
 
 def paraphrase(
@@ -138,7 +128,7 @@ def paraphrase(
     setting: str,  # The setting of its scene
     *key,  # What makes this paraphrase different from another
 ) -> str:  # Another string that says the same
-    "The caption in other words"
+    "Say the caption in other words"
     r = Random(seed_of('paraphrase', text, *key))
     words, find = _classes(setting)
     low = text.lower()
@@ -147,7 +137,7 @@ def paraphrase(
         s = [w for w in words.get(m[0], ()) if w != m[0]]
         return r.choice(s) if s and r.random() < 0.85 else m[0]
 
-    new = _articles(find.sub(other, low))
+    new = re.sub(r'\ban? (?=([a-z]))', lambda m: 'an ' if m[1] in 'aeiou' else 'a ', find.sub(other, low))
     if new == low or r.random() < 0.15:
         new = r.choice(('in this picture, ', 'as one can see, ', 'in the image, ')) + new
     return new[0].upper() + new[1:] if text[0].isupper() else new
@@ -208,7 +198,7 @@ def genre(
     scene: dict,  # Annotation, as `layout` gives it
     *key,  # What makes theme and plot different from others, e.g. the scene's number
 ) -> tuple:  # Some of GENRES, and a plot of two or three sentences
-    "The genres of a scene as if it were the poster of a film, and the film's plot"
+    "Choose the genres of a scene as if it were the poster of a film, and tell the film's plot"
     r = Random(seed_of('genre', *key))
     theme = r.choice(sorted(_themes))
     v = Voice(scene, PEOPLE['painter'], r)
@@ -225,7 +215,7 @@ def twin_layout(
     scene: dict,  # Annotation, as `layout` gives it
     *key,  # What makes this twin different from another, e.g. the scene's number
 ) -> dict:  # The same things at the same places, of another look
-    "The annotation of the scene as another domain shows it"
+    "Change the annotation of the scene into that of another domain"
     r = Random(seed_of('twin', *key))
     out = dict(
         scene,
@@ -266,7 +256,7 @@ def alt_text(
     scene: dict,  # Annotation, as `layout` gives it
     *key,  # What makes this text different from another, e.g. the scene's number
 ) -> str:
-    "What would stand beside such an image on the web"
+    "Write what would stand beside such an image on the web"
     r = Random(seed_of('alt', *key))
     v = Voice(scene, PEOPLE['painter'], r)
     q = r.random()
@@ -276,12 +266,17 @@ def alt_text(
     cs = [m[0]['category'] for m in ms]
     if q < 0.35:
         where = r.sample(list(_place_tags[scene['setting']]), 1)
-        return ' '.join('#' + w.replace(' ', '') for w in [*cs, *where, *(['love'] if r.random() < 0.3 else [])])
-    words = [w for m in ms for w in v.name(m, '').split()] + (
-        [r.choice(_places[scene['setting']][1])] if r.random() < 0.6 else []
-    )
+        if r.random() < 0.3:
+            where.append('love')
+        return ' '.join('#' + w.replace(' ', '') for w in cs + where)
+    words = [w for m in ms for w in v.name(m, '').split()]
+    if r.random() < 0.6:
+        words.append(r.choice(_places[scene['setting']][1]))
     words = [_typo(r, w) for w in words if r.random() > 0.1] or cs[:1]
     text = ' '.join(words)
     if r.random() < 0.5:
         text += r.choice((' - ', ' | ', ', ')) + r.choice(_webby)
-    return text.upper() if (k := r.random()) < 0.1 else text.title() if k < 0.4 else text
+    k = r.random()
+    if k < 0.1:
+        return text.upper()
+    return text.title() if k < 0.4 else text

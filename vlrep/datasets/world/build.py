@@ -27,7 +27,7 @@ _MORE = {'paraphrases', 'questions', 'statements', 'twin'}
 def twins(
     dataset: ImageTextDataset,  # Scenes, drawn with 'twin'
 ) -> ImageTextDataset:  # As many; boxes, questions and labels are those of the scenes
-    "The same scenes as the web shows them: of another look, with an alt text for a caption"
+    "Show the same scenes as the web does: of another look, with an alt text for a caption"
 
     def record(i):
         r = dataset[i]
@@ -49,11 +49,14 @@ def twins(
 def _scenes(split, n, size, options, wanted):
     "Scenes with the annotations that are asked for beside their captions"
     narratives = 'narratives' in wanted
-    masks = 'masks' in wanted
-    more = sorted(wanted & _MORE)
     narrated = narratives or options.narrated
-    with_ = ['narrative', *(['masks'] if masks else []), *more] if narrated else more
-    dataset = world(split, n, size=size, with_=with_, difficulty=Difficulty(density=options.density))
+    masks = narrated and 'masks' in wanted
+    with_ = wanted & _MORE
+    if narrated:
+        with_ |= {'narrative'}
+    if masks:
+        with_ |= {'masks'}
+    dataset = world(split, n, size=size, with_=tuple(with_), difficulty=Difficulty(density=options.density))
     if options.coarse:
         dataset = dataset.annotate(dict(tags=dataset.labels['groups']))
     if not narrated:
@@ -76,7 +79,7 @@ def build_world(
     log: Callable,  # Not used: nothing is left out
     max_damaged: int | float | str = None,  # Not used: nothing is damaged
 ) -> dict:  # Datasets `train`, `valid`, `test`
-    "Scenes to learn from, to choose the checkpoint by, to report on"
+    "Open scenes to learn from, to choose the checkpoint by, to report on"
     train, valid = (
         _scenes(split, n, size, options, wanted) for split, n in (('train', options.scenes), ('valid', options.valid))
     )
@@ -87,7 +90,7 @@ def build_test(
     options: WorldOptions,  # How many
     size: int,  # Side of the scenes in pixels
 ) -> ImageTextDataset:
-    "Scenes that are captioned"
+    "Open test scenes, which are captioned"
     return world('test', options.shown, size=size)
 
 
@@ -96,5 +99,5 @@ def redraw_test(
     pixels: int,  # Side
     **extras,  # As for `scene`
 ) -> Record:
-    "A scene of the test set, drawn larger than the network saw it"
+    "Draw a scene of the test set larger than the network saw it"
     return scene('test', row, size=pixels, **extras)

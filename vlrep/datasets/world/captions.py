@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['KINDS', 'LEXICON', 'PEOPLE', 'plural', 'article', 'caption_categories', 'near', 'third_of', 'Person', 'Voice',
-           'captions']
+           'sentence', 'captions']
 
 # %% ../../../nbs/datasets/world/15_captions.ipynb #3ed95d73
 import math
@@ -12,8 +12,6 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 from random import Random
-
-from fastcore.basics import patch
 
 from ...core.seeding import seed_of
 from .drawing import CATEGORIES
@@ -73,7 +71,7 @@ _plurals = dict(fish='fish', sheep='sheep', cactus='cacti', bunch='bunches')
 def plural(
     noun: str,  # A noun, perhaps of several words
 ) -> str:  # More than one of it
-    "The plural of `noun`"
+    "Make the plural of `noun`"
     if ' of ' in noun:
         head, rest = noun.split(' of ', 1)
         return plural(head) + ' of ' + rest
@@ -92,7 +90,7 @@ def plural(
 def article(
     words: str,  # A noun, perhaps with adjectives
 ) -> str:  # With its article
-    "`words` after *a* or *an*"
+    "Put *a* or *an* before `words`"
     return ('an ' if words[0] in 'aeiou' else 'a ') + words
 
 # %% ../../../nbs/datasets/world/15_captions.ipynb #fd0a25f1
@@ -125,7 +123,7 @@ _find = re.compile(rf'\b({_longest(LEXICON)})\b')
 def caption_categories(
     text: str,  # A caption
 ) -> set:  # Categories it names
-    "The categories named in `text`, whatever names it uses; words for kinds, such as *animal*, count for none"
+    "Find the categories named in `text`, whatever names it uses; words for kinds, such as *animal*, count for none"
     return {LEXICON[m] for m in _find.findall(text.lower())}
 
 # %% ../../../nbs/datasets/world/15_captions.ipynb #5f8c40a4
@@ -231,19 +229,24 @@ def near(
     a: dict,  # An object of a scene
     b: dict,  # Another one
 ) -> bool:  # Would one say that `a` is next to `b`?
-    "Do the boxes overlap in height, with a gap of at most a tenth of the picture between them?"
-    (ax, ay, ax1, ay1), (bx, by, bx1, by1) = a['box'], b['box']
+    "Tell whether the boxes overlap in height, with a gap of at most a tenth of the picture between them"
+    ax, ay, ax1, ay1 = a['box']
+    bx, by, bx1, by1 = b['box']
     return max(ax, bx) - min(ax1, bx1) <= 0.1 and min(ay1, by1) - max(ay, by) > 0.3 * min(ay1 - ay, by1 - by)
 
 
 def third_of(
     thing: dict,  # An object of a scene
 ) -> str:  # 'left', 'right', 'middle' or ''
-    "The third of the picture that the thing's middle lies in; the inner one only if it is not near an edge"
+    "Name the third of the picture that the thing's middle lies in; the inner one only if it is not near an edge"
     x0, y0, x1, y1 = thing['box']
     x = round((x0 + x1) / 2, 6)
     y = round((y0 + y1) / 2, 6)
-    return 'left' if x < 1 / 3 else 'right' if x > 2 / 3 else 'middle' if 0.38 <= x <= 0.62 and 0.3 <= y <= 0.7 else ''
+    if x < 1 / 3:
+        return 'left'
+    if x > 2 / 3:
+        return 'right'
+    return 'middle' if 0.38 <= x <= 0.62 and 0.3 <= y <= 0.7 else ''
 
 
 _spots = dict(
@@ -251,6 +254,33 @@ _spots = dict(
     right=('on the right', 'on the right side', 'at the right', 'to the right'),
     middle=('in the middle', 'in the center'),
 )
+
+# %% ../../../nbs/datasets/world/15_captions.ipynb #3b5ac9e5
+# a running dog, but not a driving bus
+_before = (
+    'running',
+    'sleeping',
+    'flying',
+    'parked',
+    'steaming',
+    'floating',
+    'bouncing',
+    'sitting',
+    'grazing',
+    'jumping',
+)
+_kinds_of = {c: tuple(k for k, cs in KINDS.items() if c in cs) for c in CATEGORIES}
+_wet = dict(floating=' on the water', sailing=' on the water', swimming=' in the water', jumping=' out of the water')
+
+
+def _same(things, key):
+    "The value of `key` that all the things share, else None"
+    v = things[0][key]
+    return v if len(things) == 1 or all(o[key] == v for o in things) else None
+
+
+def _is(things):
+    return 'is' if len(things) == 1 else 'are'
 
 # %% ../../../nbs/datasets/world/15_captions.ipynb #46d390ce
 @dataclass(frozen=True)
@@ -293,7 +323,7 @@ class Voice:
         n: int,  # How many to choose
         each: bool = False,  # Single things instead of all of a category at once?
     ) -> list:  # Lists of things of one category; never all categories of three or more
-        "The things that this person mentions, large and lively ones first"
+        "Choose the things that this person mentions, large and lively ones first"
         groups = {}
         for i, o in enumerate(self.things):
             groups.setdefault((o['category'], i if each else 0), []).append(o)
@@ -313,18 +343,21 @@ class Voice:
         did: bool = False,  # Has the action been told already?
         plain: bool = False,  # Nothing but the name
     ) -> str:  # 'a small dog', 'two red apples', 'several horses'
-        "The things with their number, and with what this person likes to say about them"
+        "Name the things with their number, and with what this person likes to say about them"
         o = things[0]
         n = len(things)
         p = self.p
         words = []
         if not plain:
-            if self.maybe(p.size) and (s := _same(things, 'size')) in _sizes:
-                words.append(self.pick(_sizes[s]))
-            if not did and self.maybe(p.action * 0.3) and (a := _same(things, 'action')) in _before:
-                words.append(a)
-            if self.maybe(p.color) and (c := _same(things, 'color')):
-                words.append(self.gray if c == 'gray' else c)
+            size = _same(things, 'size')
+            action = _same(things, 'action')
+            color = _same(things, 'color')
+            if self.maybe(p.size) and size in _sizes:
+                words.append(self.pick(_sizes[size]))
+            if not did and self.maybe(p.action * 0.3) and action in _before:
+                words.append(action)
+            if self.maybe(p.color) and color:
+                words.append(self.gray if color == 'gray' else color)
         kinds = _kinds_of[o['category']]
         if n == 1 and kinds and not count and self.maybe(p.kind):
             words.append(self.pick(kinds))
@@ -340,19 +373,24 @@ class Voice:
         self,
         things: list,  # Things of one category
     ) -> str:  # 'running', 'is running', 'runs'; '' if they do different things or nothing
-        "What the things do, agreeing in number"
+        "Say what the things do, agreeing in number"
         act = _same(things, 'action')
         if not act:
             return ''
-        (ing, does), many, k = _acts[act], len(things) > 1, self.random()
-        return self.pick(ing) if k < 0.45 else ('are ' if many else 'is ') + self.pick(ing) if k < 0.75 else does[many]
+        ing, (does, do) = _acts[act]
+        k = self.random()
+        if k < 0.45:
+            return self.pick(ing)
+        if k < 0.75:
+            return f'{_is(things)} {self.pick(ing)}'
+        return does if len(things) == 1 else do
 
     def place(
         self,
         things: list = (),  # Who is there, if only they are spoken of
         chance: float = None,  # How likely it is mentioned; the person's habit if None
     ) -> str:  # ' on the beach' with its space, or ''
-        "Where the scene is"
+        "Say where the scene is"
         if not self.maybe(self.p.place if chance is None else chance):
             return ''
         at, _, over = _places[self.setting]
@@ -363,62 +401,29 @@ class Voice:
             return _wet[act]
         return ' ' + self.pick(at)
 
-# %% ../../../nbs/datasets/world/15_captions.ipynb #3b5ac9e5
-def _same(things, key):
-    "The value of `key` that all the things share, else None"
-    v = things[0][key]
-    return v if len(things) == 1 or all(o[key] == v for o in things) else None
+    def beside(
+        self,
+        things: list,  # What has been mentioned
+    ) -> str:  # ' with a tree behind it', or ''
+        "Mention something of another category, told from where the one thing is"
+        if len(things) > 1:
+            return ''
+        a = things[0]
+        found = [(b, relation(b, a)) for b in self.things if b['category'] != a['category']]
+        found = [(b, rel) for b, rel in found if rel]
+        if not found:
+            return ''
+        b, rel = self.pick(found)
+        return f' with {self.name([b])} {_its[rel]}'
 
-# %% ../../../nbs/datasets/world/15_captions.ipynb #0d874c4f
-# a running dog, but not a driving bus
-_before = (
-    'running',
-    'sleeping',
-    'flying',
-    'parked',
-    'steaming',
-    'floating',
-    'bouncing',
-    'sitting',
-    'grazing',
-    'jumping',
-)
-_kinds_of = {c: tuple(k for k, cs in KINDS.items() if c in cs) for c in CATEGORIES}
-
-# %% ../../../nbs/datasets/world/15_captions.ipynb #24ba9e23
-_wet = dict(floating=' on the water', sailing=' on the water', swimming=' in the water', jumping=' out of the water')
-
-
-@patch
-def beside(
-    self: Voice,
-    things: list,  # What has been mentioned
-) -> str:  # ' with a tree behind it', or ''
-    "Something of another category, told from where the one thing is"
-    if len(things) > 1:
-        return ''
-    found = [
-        (b, rel) for b in self.things if b['category'] != things[0]['category'] and (rel := relation(b, things[0]))
-    ]
-    if not found:
-        return ''
-    b, rel = self.pick(found)
-    return f' with {self.name([b])} {_its[rel]}'
-
-# %% ../../../nbs/datasets/world/15_captions.ipynb #f21079d9
-@patch
-def join(
-    self: Voice,
-    parts: list,  # Phrases
-) -> str:  # One phrase
-    "The phrases joined by commas, *and*, *with*"
-    if len(parts) < 3:
-        return self.pick((' and ', ' and ', ' with ')).join(parts)
-    return ', '.join(parts[:-1]) + self.pick((' and ', ', and ')) + parts[-1]
-
-
-def _is(things):
-    return 'is' if len(things) == 1 else 'are'
+    def join(
+        self,
+        parts: list,  # Phrases
+    ) -> str:  # One phrase
+        "Join the phrases by commas, *and*, *with*"
+        if len(parts) < 3:
+            return self.pick((' and ', ' and ', ' with ')).join(parts)
+        return ', '.join(parts[:-1]) + self.pick((' and ', ', and ')) + parts[-1]
 
 # %% ../../../nbs/datasets/world/15_captions.ipynb #8f5f55ab
 def _list(v):
@@ -475,7 +480,9 @@ def _story(v):
 
 def _travel(v):
     "A sandy beach with two boats; in the kitchen there is a cake"
-    (at, see, _), ms, k = _places[v.setting], v.noticed(v.pick((1, 2, 2, 3))), v.random()
+    at, see, _ = _places[v.setting]
+    ms = v.noticed(v.pick((1, 2, 2, 3)))
+    k = v.random()
     text = v.join([v.name(m) for m in ms])
     if len(ms) == 1 and v.maybe(0.7):
         text += v.beside(ms[0])
@@ -485,29 +492,28 @@ def _travel(v):
     act = v.doing(ms[0])
     if act[:3] in ('is ', 'are') and v.maybe(0.6):
         return f'{v.pick(at)}, {v.name(ms[0], did=True)} {act}'
-    return f'{v.pick(at)} {v.pick(("there " + _is(ms[0]),) * 3 + ("we see", "you see", "i see"))} {text}'
+    there = f'there {_is(ms[0])}'
+    return f'{v.pick(at)} {v.pick((there, there, there, "we see", "you see", "i see"))} {text}'
 
 # %% ../../../nbs/datasets/world/15_captions.ipynb #7d9518f7
 _digits = ('', 'one', 'two', 'three', 'four', 'five')
-
-
-def _kind_counts(things):
-    "(word, number) for each kind with two or more of them"
-    return [(k, m) for k, cs in KINDS.items() if (m := sum(o['category'] in cs for o in things)) > 1]
 
 
 def _count(v):
     "Two dogs and one cat; three animals in a field; there are four things"
     k = v.random()
     n = len(v.things)
-    kinds = _kind_counts(v.things)
+    numbers = {kind: sum(o['category'] in cs for o in v.things) for kind, cs in KINDS.items()}
+    kinds = [(kind, m) for kind, m in numbers.items() if m > 1]
     if k < 0.25 and kinds:
         w, m = v.pick(kinds)
         return ('there are ' if v.maybe(0.4) else '') + f'{_digits[m]} {plural(w)}' + v.place()
     if k < 0.4:
         start = v.pick(('there ' + ('is' if n == 1 else 'are'), 'i count', 'one can see'))
         text = f'{start} {_digits[n]} {"thing" if n == 1 else "things"}' + v.place()
-        return text + (v.pick((', one of them ', ', one is ')) + v.name(v.noticed(1, each=True)[0]) if n > 1 else '')
+        if n > 1:
+            text += v.pick((', one of them ', ', one is ')) + v.name(v.noticed(1, each=True)[0])
+        return text
     if n == 1:
         return v.name(v.things, v.pick(('only one', 'just one', 'a single', 'one', 'a lone'))) + v.place()
     ms = v.noticed(v.pick((1, 2, 2, 3)))
@@ -531,7 +537,8 @@ def _pair(v):
     a = v.pick(v.things)
     if v.maybe(0.3) and (text := _between(v, a)):
         return text
-    found = [(b, rel) for b in v.things if b is not a and (rel := relation(a, b))]
+    found = [(b, relation(a, b)) for b in v.things if b is not a]
+    found = [(b, rel) for b, rel in found if rel]
     if not found:
         return ''
     b, rel = v.pick(found)
@@ -557,10 +564,12 @@ def _pair(v):
 
 def _spread(v):
     "A cup on the left and a cake on the right"
-    ms = [(m, s) for m in v.noticed(4, each=True) if (s := third_of(m[0]))]
+    ms = [(m, third_of(m[0])) for m in v.noticed(4, each=True)]
+    ms = [(m, s) for m, s in ms if s]
     if not ms:
         return ''
-    (m, s), k = ms[0], v.random()
+    m, s = ms[0]
+    k = v.random()
     other = [(m2, s2) for m2, s2 in ms[1:] if s2 != s]
     if k < 0.35:
         text = f'{v.pick(_spots[s])} {v.pick(("is", "there is", "of the picture is"))} {v.name(m)}'
@@ -601,12 +610,19 @@ PEOPLE = dict(
 )
 
 # %% ../../../nbs/datasets/world/15_captions.ipynb #a8ca27a1
-def _typed(r, text):
-    "Capital and full stop, as people type them"
+def sentence(
+    voice: Voice,  # Who writes
+    r: Random,  # What makes up their mind
+) -> str:  # As it was typed
+    "Write one sentence about the scene, with the first frame that has something to say"
+    frames = *voice.p.frames, _list
+    text = next(filter(None, (frame(voice) for frame in frames)))
     k = r.random()
     if k < 0.75:
         text = text[0].upper() + text[1:]
-    return text + ('.' if r.random() < 0.7 else ' .' if k > 0.95 else '')
+    if r.random() < 0.7:
+        return text + '.'
+    return text + ' .' if k > 0.95 else text
 
 
 def captions(
@@ -614,7 +630,7 @@ def captions(
     *key,  # What makes this set of captions different from another, e.g. the scene's number
     n: int = 5,  # How many people write
 ) -> list:  # Sentences, each by somebody else
-    "What `n` different people write about a scene"
+    "Write captions of a scene, as `n` different people do"
     if not scene['objects']:
         raise ValueError('a scene without objects cannot be described')
     if not 1 <= n <= len(PEOPLE):
@@ -623,6 +639,5 @@ def captions(
     turn = {name: r.random() * p.weight for name, p in PEOPLE.items()}
     out = []
     for name in sorted(turn, key=turn.get, reverse=True)[:n]:
-        v = Voice(scene, PEOPLE[name], r)
-        out.append(_typed(r, next(t for f in (*v.p.frames, _list) if (t := f(v)))))
+        out.append(sentence(Voice(scene, PEOPLE[name], r), r))
     return out

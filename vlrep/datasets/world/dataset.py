@@ -52,7 +52,7 @@ def scene_number(
     split: str,  # train, valid or test
     index: int,  # Which of its scenes
 ) -> int:  # The scene's number in the whole world
-    "The number of scene `index` of `split`; a `ValueError` names the range it must lie in"
+    "Find the number of scene `index` of `split`; a `ValueError` names the range it must lie in"
     if split not in RANGES:
         raise did_you_mean('split', split, RANGES)
     index = int(index)
@@ -66,6 +66,11 @@ def scene_number(
 
 # %% ../../../nbs/datasets/world/50_dataset.ipynb #588a11ac
 _usual = Difficulty()
+
+
+def _prefix(split, shifted):
+    "The beginning of the names of scenes and sets"
+    return f'shifted-{split}' if shifted else split
 
 
 def _key(number, shifted):
@@ -82,9 +87,8 @@ def _record(a, split, index, captions, image=None):
     "The record of annotation `a`"
     for o in a['objects']:
         o['box'] = tuple(o['box'])
-    name = f'{"shifted-" if a["shifted"] else ""}{split}-{index:06d}'
     return Record(
-        name,
+        f'{_prefix(split, a["shifted"])}-{index:06d}',
         image=image,
         captions=captions,
         tags=sorted({o['category'] for o in a['objects']}),
@@ -105,7 +109,7 @@ def scene(
     with_: str | list | tuple = (),  # Further annotations: names out of EXTRAS
     difficulty: Difficulty = _usual,  # How hard
 ) -> Record:  # image (size,size,3) uint8, captions, tags, boxes, objects (farthest first), setting
-    "One scene; a pure function of its arguments"
+    "Make one scene: a pure function of the arguments"
     number = scene_number(split, index)
     with_ = chosen_extras(with_)
     a, caps = _annotation(number, shifted, difficulty)
@@ -125,7 +129,7 @@ _colors = tuple(COLORS)
 def cell_of(
     box: tuple,  # x0 y0 x1 y1 in [0,1]
 ) -> int:  # 0 top left to 8 bottom right, row by row
-    "The cell of a 3x3 grid that the middle of the box lies in"
+    "Find the cell of a 3x3 grid that the middle of the box lies in"
     x = (box[0] + box[2]) / 2
     y = (box[1] + box[3]) / 2
     return 3 * min(int(3 * y), 2) + min(int(3 * x), 2)
@@ -134,7 +138,7 @@ def cell_of(
 def scene_labels(
     annotations: 'Iterable[dict]',  # Dicts with `setting` and `objects`
 ) -> dict:  # tags (n,30) and groups (n,7) float32; color, setting, number (n,), cell (n,30) int64
-    "The labels of many scenes"
+    "Collect the labels of many scenes"
     annotations = list(annotations)
     n = len(annotations)
     out = dict(
@@ -156,7 +160,8 @@ def scene_labels(
             if len(boxes) == 1:
                 out['cell'][i, j] = cell_of(boxes[0])
         big = max(a['objects'], key=lambda o: (o['box'][2] - o['box'][0]) * (o['box'][3] - o['box'][1]))
-        out['color'][i], out['setting'][i] = _colors.index(big['color']), SETTINGS.index(a['setting'])
+        out['color'][i] = _colors.index(big['color'])
+        out['setting'][i] = SETTINGS.index(a['setting'])
         out['number'][i] = len(a['objects']) - 1
     return out
 
@@ -165,14 +170,19 @@ def _tight(x):
     return json.dumps(x, separators=(',', ':'))
 
 
+def _pixels(with_):
+    "What of a set of scenes has pixels"
+    return ['images', *(p for p in PIXELS if p in with_)]
+
+
 def _part(folder, k, lo, hi, what):
     "Draw rows `lo` to `hi` of `what`, part `k`, into the arrays under `folder`; yields once a scene"
     folder = Path(folder)
-    d = Difficulty(**what.get('difficulty', {}))
+    d = Difficulty(**what['difficulty'])
     size = what['size']
     shifted = what['shifted']
-    with_ = what.get('with', [])
-    px = {n: ArrayFile(folder / f'{n}.npy', write=True) for n in ('images', *(p for p in PIXELS if p in with_))}
+    with_ = what['with']
+    px = {n: ArrayFile(folder / f'{n}.npy', write=True) for n in _pixels(with_)}
     notes = []
     said = []
     more = []
@@ -217,7 +227,9 @@ def _ended(code, log):
     log.seek(0)
     why = log.read().decode(errors='replace').strip()[-800:]
     how = f'was killed by {signal.Signals(-code).name}' if code < 0 else f'stopped with code {code}'
-    return OSError(f'a process that draws the world {how}' + (f': {why}' if why else ''))
+    if why:
+        how = f'{how}: {why}'
+    return OSError(f'a process that draws the world {how}')
 
 # %% ../../../nbs/datasets/world/50_dataset.ipynb #c04e020a
 def _processes(folder, jobs):
@@ -265,8 +277,7 @@ def _arrays(folder, what):
     "Make the files for the pixels of `what` in `folder`; their names"
     n = what['n']
     size = what['size']
-    with_ = what.get('with', [])
-    shapes = {p: (n, size, size, 3)[: 3 if p == 'masks' else 4] for p in ('images', *(p for p in PIXELS if p in with_))}
+    shapes = {p: (n, size, size) if p == 'masks' else (n, size, size, 3) for p in _pixels(what['with'])}
     _room(folder, n, sum(int(np.prod(s)) for s in shapes.values()))
     for name, shape in shapes.items():
         ArrayFile.create(folder / f'{name}.npy', shape)
@@ -276,7 +287,6 @@ def _arrays(folder, what):
 def _draw(folder, what, workers):
     "Draw the scenes that `what` describes, with all that is known about them, into the empty `folder`"
     n = what['n']
-    with_ = what.get('with', [])
     folder = Path(folder)
     _arrays(folder, what)
     cuts = [n * k // workers for k in range(workers + 1)]
@@ -284,7 +294,10 @@ def _draw(folder, what, workers):
     ticks = _part(*jobs[0]) if workers == 1 else _processes(folder, jobs)
     for _ in progress(ticks, n, f'drawing {what["split"]}'):
         pass
-    for kind, name in (('notes', 'annotations'), ('said', 'captions'), *([('more', 'more')] if with_ else [])):
+    kinds = dict(notes='annotations', said='captions')
+    if what['with']:
+        kinds['more'] = 'more'
+    for kind, name in kinds.items():
         parts = [TextBuffer.load(folder / f'{kind}-{k}.npz') for k in range(workers)]
         buf = TextBuffer(p[i] for p in parts for i in range(len(p)))
         buf.save(folder / f'{name}.npz')
@@ -295,16 +308,13 @@ def _draw(folder, what, workers):
     write_index(folder, what)
 
 # %% ../../../nbs/datasets/world/50_dataset.ipynb #e5043081
-_modules = 'drawing', 'objects', 'layout', 'captions', 'dataset'
-_further = 'masks', 'narratives', 'questions', 'annotations', 'difficulty', 'extras'
+_modules = 'drawing objects layout captions masks narratives questions annotations difficulty extras dataset'.split()
 
 
 @functools.lru_cache(None)
-def world_version(
-    further: bool = False,  # Of the code that makes everything else?
-) -> str:  # 12 hexadecimal digits
-    "A hash over the code that makes the world; comments do not count"
-    names = [f'vlrep.datasets.world.{m}' for m in (_further if further else _modules)]
+def world_version() -> str:  # 12 hexadecimal digits
+    "Hash the code that makes the world; comments do not count"
+    names = [f'vlrep.datasets.world.{m}' for m in _modules]
     text = [importlib.util.find_spec(m).loader.get_source(m) for m in names]
     lines = [l for t in text for l in t.splitlines() if l.strip() and not l.lstrip().startswith('#')]
     return hashlib.sha256('\n'.join(lines).encode()).hexdigest()[:12]
@@ -318,21 +328,22 @@ def _row(i, *, notes, captions, split, start, more, names, px):
     r = _record(json.loads(notes[i][0]), split, start + int(i), captions[i])
     if not names:
         return r
-    twin = np.array(px['twin'][i]) if 'twin' in px else None
-    said = dict(zip([n for n in names if n != 'masks'], map(json.loads, more[i])))
-    return add_extras(r, said, px['masks'][i] if 'masks' in px else None, twin)
+    pixels = {p: np.array(px[p][i]) for p in PIXELS if p in px}
+    texts = dict(zip([n for n in names if n != 'masks'], map(json.loads, more[i])))
+    return add_extras(r, texts, pixels.get('masks'), pixels.get('twin'))
 
 
 def _sets(more, names):
     "Label arrays, and the names of their columns, of the annotations that are sets of words"
-    at = [n for n in names if n != 'masks']
+    texts = [n for n in names if n != 'masks']
+    columns = {n: list(words) for n, words in (('coarse', TAGS), ('genre', GENRES)) if n in texts}
     out = {}
-    for n, words in (('coarse', TAGS), ('genre', GENRES)):
-        if n not in at:
-            continue
-        sets = [json.loads(more[i][at.index(n)]) for i in range(len(more))]
-        out[n] = np.array([[w in (s[0] if n == 'genre' else s) for w in words] for s in sets], np.float32)
-    return out, {n: list(dict(coarse=TAGS, genre=GENRES)[n]) for n in out}
+    for n, words in columns.items():
+        sets = [json.loads(more[i][texts.index(n)]) for i in range(len(more))]
+        if n == 'genre':
+            sets = [genres for genres, plot in sets]
+        out[n] = np.array([[w in s for w in words] for s in sets], np.float32)
+    return out, columns
 
 
 def _clear_stale(cache):
@@ -355,9 +366,8 @@ def _clear_stale(cache):
 def _place(what):
     "Name of the folder for the set that `what` describes"
     code = hashlib.sha256(json.dumps(what).encode()).hexdigest()[:12]
-    return '-'.join(
-        ['shifted-' * what['shifted'] + what['split'], str(what['start']), str(what['n']), f'{what["size"]}px', code]
-    )
+    first = _prefix(what['split'], what['shifted'])
+    return f'{first}-{what["start"]}-{what["n"]}-{what["size"]}px-{code}'
 
 
 def _larger(cache, what):
@@ -391,10 +401,11 @@ def _make(folder, what, workers):
     "Draw the set in `folder`, or cut it from a larger one, unless another process has it ready when the lock is ours"
     _clear_stale(folder.parent)
     with locked(folder.with_name(folder.name + '.lock'), f'the cache of the world {folder}', timeout=1200):
-        if not (why := folder_damage(folder)):
+        damage = folder_damage(folder)
+        if not damage:
             return
         if folder.exists():
-            print(f'{why}; drawing these scenes again', file=sys.stderr)
+            print(f'{damage}; drawing these scenes again', file=sys.stderr)
         larger = _larger(folder.parent, what)
         with atomic_folder(folder) as new:
             if larger:
@@ -415,7 +426,7 @@ def world(
     difficulty: Difficulty = _usual,  # How hard
 ) -> ArrayDataset:  # With the labels of `scene_labels`, `coarse` (n,25) and `genre` (n,10) on request;
     # rows as `scene` gives them
-    "Scenes `start` to `start+n` of `split`, drawn once and then read from the cache"
+    "Open scenes `start` to `start+n` of `split`, drawn once and then read from the cache"
     with_ = chosen_extras(with_)
     if n < 1 or workers < 1:
         raise ValueError(f'n={n}, workers={workers}: at least 1 of each is expected')
@@ -429,9 +440,9 @@ def world(
         start=int(start),
         source=world_version(),
         pillow=PIL.__version__,
+        difficulty=difficulty.changed(),
     )
-    if with_ or difficulty != _usual:
-        what |= {'with': list(with_), 'difficulty': difficulty.changed(), 'further': world_version(True)}
+    what['with'] = list(with_)
     folder = cache_dir('world') / _place(what)
     if folder_damage(folder):
         _make(folder, what, workers)
@@ -439,11 +450,11 @@ def world(
     with np.load(folder / 'labels.npz') as z:
         labels = {k: z[k] for k in z.files}
     again = 'begin again, and it will be drawn anew'
-    px = {p: ArrayFile(folder / f'{p}.npy', hint=again) for p in ('images', *PIXELS) if p == 'images' or p in with_}
+    px = {p: ArrayFile(folder / f'{p}.npy', hint=again) for p in _pixels(with_)}
     more = TextBuffer.load(folder / 'more.npz') if with_ else None
     sets, names = _sets(more, with_)
     row = functools.partial(_row, notes=notes, captions=caps, split=split, start=start, more=more, names=with_, px=px)
-    first = ('shifted-' if shifted else '') + split
+    first = _prefix(split, shifted)
     return ArrayDataset(
         px.pop('images'),
         'the shifted world' if shifted else 'the world',

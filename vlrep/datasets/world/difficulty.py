@@ -14,7 +14,7 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from ...core.seeding import seed_of
-from .captions import PEOPLE, Voice, _list, _typed, captions
+from .captions import PEOPLE, Voice, captions, sentence
 from .drawing import CATEGORIES, COLORS, GROUPS, SEEN, VARIANTS
 from .layout import layout, render
 from .masks import label_map
@@ -51,7 +51,7 @@ class Difficulty:
                 raise ValueError(f'Difficulty: {k}={getattr(self, k)} is not between {lo} and {hi}')
 
     def changed(self) -> dict:  # Name of a setting -> its value
-        "The settings that are not at their defaults"
+        "List the settings that are not at their defaults"
         return {k: v for k, v in asdict(self).items() if v != getattr(Difficulty, k)}
 
 # %% ../../../nbs/datasets/world/40_difficulty.ipynb #1524ccf2
@@ -60,7 +60,7 @@ def layout_at(
     *key,  # Whatever names the scene
     shifted: bool = False,  # Draw from the shifted world?
 ) -> dict:  # As `layout` gives it; `place` may have `scraps` and `odd`
-    "The annotation of one scene at a difficulty; at the default that of `layout`"
+    "Sample the annotation of one scene at a difficulty; at the default that of `layout`"
     d = difficulty
     other = Random(seed_of('difficulty', bool(shifted), *key))
     a = layout(*key, shifted=shifted, number=d.number, size=d.size, odd=lambda: other.random() < d.shift)
@@ -83,15 +83,8 @@ def _scraps(a):
         wide = 0.3 + 0.7 * r.random()
         n = r.choice((3, 4, 4, 5))
         c = tuple(int(40 + 200 * r.random()) for _ in range(3))
-        out.append(
-            (
-                c,
-                [
-                    (x + q * math.cos(turn + 6.283 * k / n), y + q * wide * math.sin(turn + 6.283 * k / n))
-                    for k in range(n)
-                ],
-            )
-        )
+        angles = [turn + 6.283 * k / n for k in range(n)]
+        out.append((c, [(x + q * math.cos(a), y + q * wide * math.sin(a)) for a in angles]))
     return out
 
 
@@ -99,7 +92,7 @@ def draw_scene(
     a: dict,  # An annotation from `layout` or `layout_at`
     size: int = 48,  # Side in pixels
 ) -> np.ndarray:  # uint8 (size,size,3)
-    "The picture of an annotation, scraps and all"
+    "Draw the picture of an annotation, scraps and all"
     px = render(dict(a, shifted=True) if a['place'].get('odd') else a, size)
     if not a['place'].get('scraps'):
         return px
@@ -115,7 +108,7 @@ def label_scene(
     a: dict,  # An annotation from `layout` or `layout_at`
     size: int = 48,  # Side in pixels
 ) -> np.ndarray:  # uint8 (size,size): 0 for no thing, k+1 for object k
-    "`label_map` of what the scraps leave to see"
+    "Map each pixel to its object, or to 0 where a scrap hides it"
     lm = label_map(a, size)
     if not a['place'].get('scraps'):
         return lm
@@ -156,7 +149,7 @@ def captions_at(
     *key,  # What makes this set of captions different from another
     n: int = 5,  # How many people write
 ) -> list:  # Sentences, each by somebody else
-    "Captions at a difficulty; at the default those of `captions`"
+    "Write captions at a difficulty; at the default those of `captions`"
     d = difficulty
     if d.density == 1 and not d.caption_noise:
         return captions(scene, *key, n=n)
@@ -166,12 +159,10 @@ def captions_at(
     out = []
     for name in sorted(turn, key=turn.get, reverse=True)[:n]:
         p = PEOPLE[name]
-        more = (
-            {k: min(1.0, getattr(p, k) * d.density) for k in ('color', 'size', 'action', 'place')}
-            if d.density != 1
-            else {}
-        )
-        v = _Talker(_falsified(scene, lie) if lie.random() < d.caption_noise else scene, replace(p, **more), r)
+        if d.density != 1:
+            p = replace(p, **{k: min(1.0, getattr(p, k) * d.density) for k in ('color', 'size', 'action', 'place')})
+        told = _falsified(scene, lie) if lie.random() < d.caption_noise else scene
+        v = _Talker(told, p, r)
         v.density = d.density
-        out.append(_typed(r, next(t for f in (*p.frames, _list) if (t := f(v)))))
+        out.append(sentence(v, r))
     return out

@@ -119,7 +119,7 @@ _bend = [_weights(t) for t in (0, 0.2, 0.4, 0.6, 0.8)]
 def smooth(
     pts: list,  # Corner points (x,y), at least three
 ) -> list:  # Points of the closed Catmull-Rom curve through them, five a corner
-    "A closed curve that passes through every point of `pts`"
+    "Draw a closed curve through every point of `pts`"
     n = len(pts)
     out = []
     for i in range(n):
@@ -145,7 +145,7 @@ def limb_outline(
     w: float,  # Width at the first point
     w1: float,  # Width at the last point
 ) -> list:  # Outline (x,y), round at both ends
-    "The outline of a line through `pts` whose width goes from `w` to `w1`"
+    "Outline a line through `pts` whose width goes from `w` to `w1`"
     if len(pts) > 2:
         pts = _arc(pts)
     n = len(pts) - 1
@@ -198,14 +198,17 @@ class Outlines:
 
     @functools.lru_cache(256)
     def at(self, m: tuple) -> 'Outlines':
-        "The same outlines mapped by `m` = (a,b,c,d,e,f): x' = ax+by+e, y' = cx+dy+f"
-        (a, b, c, d, e, f), (x, y), xy = m, self.xy.T, np.empty_like(self.xy)
-        xy[:, 0], xy[:, 1] = a * x + b * y + e, c * x + d * y + f
+        "Map the outlines by `m` = (a,b,c,d,e,f): x' = ax+by+e, y' = cx+dy+f"
+        a, b, c, d, e, f = m
+        x, y = self.xy.T
+        xy = np.empty_like(self.xy)
+        xy[:, 0] = a * x + b * y + e
+        xy[:, 1] = c * x + d * y + f
         return Outlines(self.fills, self.ends, xy)
 
     @functools.cached_property
     def box(self) -> tuple:  # x0, y0, x1, y1
-        "The smallest box around all points"
+        "Find the smallest box around all points"
         return *self.xy.min(0).tolist(), *self.xy.max(0).tolist()
 
     def draw(self, d: ImageDraw.ImageDraw, ink: callable, off: tuple = (0, 0)) -> None:
@@ -227,7 +230,7 @@ class Pen:
 
     @property
     def shapes(self) -> Outlines:  # What was drawn so far
-        "The drawing"
+        "Give what was drawn so far"
         fills, parts = zip(*self.polys) if self.polys else ((), ())
         ends = 0, *itertools.accumulate(map(len, parts))
         flat = itertools.chain.from_iterable
@@ -235,26 +238,26 @@ class Pen:
         return out.at(self.m) if self.m else out
 
     def poly(self, fill: str, *pts) -> None:
-        "A polygon"
+        "Draw a polygon"
         self.polys.append((fill, pts))
 
     def blob(self, fill: str, *pts) -> None:
-        "A smooth closed curve through `pts`"
+        "Draw a smooth closed curve through `pts`"
         self.poly(fill, *smooth(pts))
 
     def oval(self, fill: str, x: float, y: float, rx: float, ry: float = None, *, turn: float = 0.0) -> None:
-        "An ellipse round (x,y), turned by `turn` radians"
+        "Draw an ellipse round (x,y), turned by `turn` radians"
         k = math.cos(turn)
         s = math.sin(turn)
         ry = rx if ry is None else ry
         self.poly(fill, *[(x + rx * u * k - ry * v * s, y + rx * u * s + ry * v * k) for u, v in _circle])
 
     def rect(self, fill: str, x0: float, y0: float, x1: float, y1: float, *, cut: float = 0.0) -> None:
-        "A rectangle, its corners cut by `cut`"
-        q = cut * 0.3
-        w = cut
+        "Draw a rectangle, its corners cut by `cut`"
         if not cut:
             return self.poly(fill, (x0, y0), (x1, y0), (x1, y1), (x0, y1))
+        w = cut
+        q = cut * 0.3
         self.poly(
             fill,
             (x0 + w, y0),
@@ -272,11 +275,11 @@ class Pen:
         )
 
     def limb(self, fill: str, *pts, w: float = 0.1, w1: float = None) -> None:
-        "A bent line from width `w` to `w1`, with round ends"
+        "Draw a bent line from width `w` to `w1`, with round ends"
         self.poly(fill, *limb_outline(pts, w, w if w1 is None else w1))
 
     def ring(self, fill: str, x: float, y: float, r: float, w: float) -> None:
-        "A circle line of width `w`"
+        "Draw a circle line of width `w`"
         out = _circle + _circle[:1]
         self.poly(
             fill,
@@ -288,7 +291,7 @@ class Pen:
 def bounds(
     shapes: Outlines,  # At least one
 ) -> tuple:  # x0, y0, x1, y1
-    "The smallest box around all points of `shapes`"
+    "Find the smallest box around all points of `shapes`"
     return shapes.box
 
 # %% ../../../nbs/datasets/world/00_drawing.ipynb #019a659b
@@ -297,9 +300,8 @@ def mix(
     b: tuple,  # Colour at t=1
     t: float,  # How far to go
 ) -> tuple:  # Colour, whole numbers
-    "The colour a part `t` of the way from `a` to `b`"
-    (r, g, b), (u, v, w) = a, b
-    return int(r + (u - r) * t + 0.5), int(g + (v - g) * t + 0.5), int(b + (w - b) * t + 0.5)
+    "Mix two colours, a part `t` of the way from `a` to `b`"
+    return tuple(int(p + (q - p) * t + 0.5) for p, q in zip(a, b))
 
 
 _paints = dict(
@@ -325,7 +327,7 @@ def palette(
     base: tuple,  # The thing's own colour
     accent: tuple,  # A second colour for roofs, stripes, sails
 ) -> dict:  # Fill name -> (r,g,b)
-    "All fills for a thing of colour `base`"
+    "Choose all fills for a thing of colour `base`"
     lum = (3 * base[0] + 6 * base[1] + base[2]) / 10
     return _paints | dict(
         base=base,
@@ -349,7 +351,7 @@ def pattern(
     f: float,  # Waves a unit
     turn: float = 0.0,  # Direction in radians
 ) -> np.ndarray:  # Strength 0-1 (h,w)
-    "How strongly the second colour shows at each place"
+    "Compute how strongly the second colour shows at each place"
     k = 6.2832 * f * math.cos(turn)
     s = 6.2832 * f * math.sin(turn)
     if name == 'stripes':
@@ -444,7 +446,9 @@ def paint(
     shade: tuple = (1.0, 1.0, 1.0),  # Colour of the light, e.g. bluish at night
 ) -> None:
     "Paint `shapes` with light from the upper left, a soft top-to-bottom shade and a thin rim"
-    (W, H), (x0, y0, x1, y1), pad = im.size, bounds(shapes), max(2, int(unit * 0.08))
+    W, H = im.size
+    x0, y0, x1, y1 = bounds(shapes)
+    pad = max(2, int(unit * 0.08))
     x0 = max(int(x0) - pad, -pad)
     y0 = max(int(y0) - pad, -pad)
     x1 = min(int(x1) + pad + 1, W + pad)

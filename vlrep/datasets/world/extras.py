@@ -33,7 +33,7 @@ PIXELS = ('masks', 'twin')  # of these, what has pixels
 def chosen_extras(
     with_: str | list | tuple = (),  # Names out of EXTRAS, or one name
 ) -> tuple:  # The same, each once, in the order of EXTRAS
-    "The requested annotations; a `ValueError` names an unknown one"
+    "Order the requested annotations; a `ValueError` names an unknown one"
     names = (with_,) if isinstance(with_, str) else tuple(with_)
     for n in names:
         if n not in EXTRAS:
@@ -60,7 +60,7 @@ def extras(
     with_: str | list | tuple = EXTRAS,  # Names out of EXTRAS
     difficulty: Difficulty = Difficulty(),  # Its noise in tags and traces counts here
 ) -> dict:  # Name -> plain data, ready for JSON; no masks, which are pixels
-    "What more is known of a scene, as plain data"
+    "Make further annotations of a scene, as plain data"
     return {n: _make[n](scene, captions, key, difficulty) for n in chosen_extras(with_) if n != 'masks'}
 
 # %% ../../../nbs/datasets/world/45_extras.ipynb #80d07659

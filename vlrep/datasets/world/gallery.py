@@ -38,7 +38,7 @@ def draw_masks(
     ax: plt.Axes,  # Matplotlib axes
     r: Record,  # With image or path, and masks
 ) -> None:
-    "The image in grey, every mask in its own colour with the object's name"
+    "Draw the image in grey, every mask in its own colour with the object's name"
     img = np.asarray(r.load(), float) / 255
     ax.imshow(img.mean(-1, keepdims=True).repeat(3, -1) * 0.55 + 0.4, extent=(0, 1, 1, 0), interpolation='nearest')
     ax.axis('off')
@@ -61,7 +61,7 @@ def draw_trace(
     r: Record,  # With image or path, and a narrative
     words: bool = True,  # With the words where the mouse was while they were said?
 ) -> None:
-    "The mouse's path over the image, coloured by time from blue to red; a dot where a stroke begins"
+    "Draw the mouse's path over the image, coloured by time from blue to red; a dot where a stroke begins"
     n = r.narrative
     end = max([b for *_, b in n.utterances], default=1)
     ax.imshow(r.load(), extent=(0, 1, 1, 0), alpha=0.6)
@@ -98,7 +98,8 @@ def _places(n):
         else:
             runs.append([w, a, b, k])
     for w, a, b, k in runs:
-        if k == -1 or not (at := n.during(a, b)):
+        at = n.during(a, b)
+        if k == -1 or not at:
             continue
         x, y = np.median(np.concatenate(at), 0)
         while any(abs(y - q[1]) < 0.055 and abs(x - q[0]) < 0.3 for _, q in out):
@@ -112,7 +113,7 @@ def draw_answers(
     q: dict,  # A question with its answers
     most: int = 4,  # Answers to show
 ) -> None:
-    "How many people gave which answer; what most of them say in green"
+    "Draw how many people gave which answer; what most of them say in green"
     c = Counter(q['answers']).most_common(most)[::-1]
     ax.barh(
         [textwrap.shorten(a, 14, placeholder='…') for a, _ in c],
@@ -131,23 +132,15 @@ def _lines(r):
     ink = INK['text']
     out = []
     if r.captions:
-        also = r.paraphrases or [''] * len(r.captions)
-        out.append(('captions', [(c + (f'   ({p})' if p else ''), ink) for c, p in list(zip(r.captions, also))[:5]]))
+        said = r.captions
+        if r.paraphrases:
+            said = [f'{c}   ({p})' if p else c for c, p in zip(said, r.paraphrases)]
+        out.append(('captions', [(c, ink) for c in said[:5]]))
     if r.narrative:
         out.append(('narrative', [(r.narrative.text, ink)]))
     if r.statements:
-        out.append(
-            (
-                'statements',
-                [
-                    (
-                        f'{s["text"]}  {s["label"]}',
-                        dict(entailment=INK['good'], contradiction=INK['bad']).get(s['label'], INK['random']),
-                    )
-                    for s in r.statements
-                ],
-            )
-        )
+        colors = dict(entailment=INK['good'], contradiction=INK['bad'], neutral=INK['random'])
+        out.append(('statements', [(f'{s["text"]}  {s["label"]}', colors.get(s['label'], ink)) for s in r.statements]))
     pairs = enumerate(zip(r.objects, r.attributes) if r.attributes else ())
     said = [(f'{o["category"]}: ' + ', '.join(a), _tones[k % len(_tones)]) for k, (o, a) in pairs]
     if said or r.coarse:
@@ -172,7 +165,7 @@ def _write(ax, blocks, wide, rows):
         y -= step * 1.1
         for text, c in lines:
             for i, l in enumerate(textwrap.wrap(text, wide)):
-                ax.text(0.015 + 0.02 * (i > 0), y, l, fontsize=9, color=c, va='top', transform=ax.transAxes)
+                ax.text(0.035 if i else 0.015, y, l, fontsize=9, color=c, va='top', transform=ax.transAxes)
                 y -= step
         y -= step * 0.45
 
@@ -180,17 +173,14 @@ def _write(ax, blocks, wide, rows):
 def show_record(
     r: Record,  # With an image or a path; what else it knows is drawn
 ) -> plt.Figure:  # The figure
-    "Everything a record knows on one sheet"
-    pics = [
-        p
-        for p, there in (
-            ('image', True),
-            ('masks', r.masks is not None),
-            ('trace', r.narrative is not None),
-            ('twin', r.twin is not None and r.twin.image is not None),
-        )
-        if there
-    ]
+    "Draw everything a record knows on one sheet"
+    pics = ['image']
+    if r.masks is not None:
+        pics.append('masks')
+    if r.narrative is not None:
+        pics.append('trace')
+    if r.twin is not None and r.twin.image is not None:
+        pics.append('twin')
     blocks = _lines(r)
     qs = (r.questions or [])[:6]
     cut = 2 if len(blocks) > 2 else 1

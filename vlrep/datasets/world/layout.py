@@ -120,13 +120,15 @@ def _act(r, c, z, setting):
     out = setting not in ('room', 'kitchen')
     if c in ('boat', 'fish'):
         return (_pick(r, acts), 'water') if z['water'] and q < 0.9 else (None, 'ground')
+    if c in ('bird', 'plane') and q < (0.65 if out else 0.3) or c == 'kite' and out and q < 0.85:
+        return 'flying', 'sky'
     if c in ('bird', 'plane'):
-        return ('flying', 'sky') if q < (0.65 if out else 0.3) else (next(a for a in acts if a != 'flying'), 'ground')
-    if c == 'kite':
-        return ('flying', 'sky') if out and q < 0.85 else (None, 'ground')
+        return next(a for a in acts if a != 'flying'), 'ground'
+    if c == 'kite' or not acts:
+        return None, 'ground'
     if len(acts) == 1:
-        return (acts[0] if q < (0.7 if setting == 'night' else 0.42) else None), 'ground'
-    return (_pick(r, acts) if acts else None), 'ground'
+        return acts[0] if q < (0.7 if setting == 'night' else 0.42) else None, 'ground'
+    return _pick(r, acts), 'ground'
 
 
 def _coat(r, c, shifted):
@@ -134,9 +136,11 @@ def _coat(r, c, shifted):
     if r.random() < (0.55 if shifted else 0.68):
         return None
     names = ('patches', 'speckle') if GROUPS[c] == 'animal' else ('stripes', 'speckle', 'stripes')
+    strength = (0.3, 0.6)
     if shifted:
         names = ('checks', 'dots', 'waves', 'speckle')
-    return _pick(r, names), _u(r, 0.9, 1.7), _u(r, 0, 3.14), _u(r, 0.45, 0.75) if shifted else _u(r, 0.3, 0.6)
+        strength = (0.45, 0.75)
+    return _pick(r, names), _u(r, 0.9, 1.7), _u(r, 0, 3.14), _u(r, *strength)
 
 
 def _look(r, c, color, action, shifted):
@@ -147,9 +151,13 @@ def _look(r, c, color, action, shifted):
     def rgb(name):
         return [int(min(255, max(0, v + d + _u(r, -jit, jit) * 0.5))) for v in COLORS[name]]
 
-    turn = (1.5 if shifted else 1) * (
-        0.3 if c in ('ball', 'apple', 'banana') else 0.18 if action == 'flying' else 0.045
-    )
+    turn = 0.045
+    if c in ('ball', 'apple', 'banana'):
+        turn = 0.3
+    elif action == 'flying':
+        turn = 0.18
+    if shifted:
+        turn *= 1.5
     flip = int(r.random() < 0.5)
     angle = _u(r, -turn, turn)
     if action == 'jumping':
@@ -169,10 +177,6 @@ def _look(r, c, color, action, shifted):
     )
 
 # %% ../../../nbs/datasets/world/10_layout.ipynb #9c4e1376
-def _box(bb, x, y, s):
-    return [x + s * bb[0], y + s * bb[1], x + s * bb[2], y + s * bb[3]]
-
-
 def hidden(
     a: tuple,  # Box x0 y0 x1 y1
     b: tuple,  # Another box
@@ -180,7 +184,9 @@ def hidden(
     "Share of the smaller box that the other covers"
     w = min(a[2], b[2]) - max(a[0], b[0])
     h = min(a[3], b[3]) - max(a[1], b[1])
-    return 0.0 if w <= 0 or h <= 0 else w * h / min((a[2] - a[0]) * (a[3] - a[1]), (b[2] - b[0]) * (b[3] - b[1]))
+    if w <= 0 or h <= 0:
+        return 0.0
+    return w * h / min((a[2] - a[0]) * (a[3] - a[1]), (b[2] - b[0]) * (b[3] - b[1]))
 
 
 def _place(r, bb, s, zone, lo, *, hi, bounce, edge):
@@ -195,17 +201,20 @@ def _place(r, bb, s, zone, lo, *, hi, bounce, edge):
         s = round(s * (0.86 + 0.22 * (floor - lo) / max(hi - lo, 0.05)), 4) if zone == 'ground' else s
         floor = round(max(floor, min(0.985, s * (bb[3] - bb[1]) + 0.01)), 4)
         y = round(floor - s * bb[3] - bounce * s, 4)
-    l = -edge - s * bb[0]
-    g = 1 + edge - s * bb[2]
-    return (_u(r, l, g) if l < g else round((l + g) / 2, 4)), y, s, floor
+    left = -edge - s * bb[0]
+    right = 1 + edge - s * bb[2]
+    x = _u(r, left, right) if left < right else round((left + right) / 2, 4)
+    return x, y, s, floor
 
 # %% ../../../nbs/datasets/world/10_layout.ipynb #c49f01b5
 def _thing(r, c, setting, z, crowd, *, before, shifted):
     "One annotated thing without its place, the bounds of its outlines, its zone and its size"
-    if before and r.random() < 0.5:
-        color = before
-    else:
-        color = _pick(r, _tones.get(c, tuple(COLORS)) if r.random() < (0.6 if shifted else 0.85) else tuple(COLORS))
+    color = before
+    if not before or r.random() >= 0.5:
+        colors = tuple(COLORS)
+        if r.random() < (0.6 if shifted else 0.85):
+            colors = _tones.get(c, colors)
+        color = _pick(r, colors)
     action, zone = _act(r, c, z, setting)
     k = _u(r, *_pick(r, ((0.74, 0.84), (0.95, 1.1), (0.95, 1.1), (1.3, 1.5))))
     s = round(_size[c] * 0.35 * k * crowd * (0.8 if zone == 'water' and setting == 'beach' else 1), 4)
@@ -231,14 +240,18 @@ def _settle(r, t, bb, zone, s, *, lo, hi, others, shifted):
         if i in (8, 13):
             s = round(s * 0.82, 4)
         x, y, k, floor = _place(r, bb, s, zone, lo, hi=hi, bounce=bounce, edge=0.07 if shifted else 0.03)
-        box = _box(bb, x, y, k)
+        box = [x + k * bb[0], y + k * bb[1], x + k * bb[2], y + k * bb[3]]
         if all(hidden(box, o['box']) < (apart if i < 8 else 0.36) for o in others):
             break
     else:
         if others:
             return False
     rel = k / (0.35 * _size[t['category']])
-    t['size'] = 'small' if rel < 0.76 else 'large' if rel > 1.12 else 'medium'
+    t['size'] = 'medium'
+    if rel < 0.76:
+        t['size'] = 'small'
+    elif rel > 1.12:
+        t['size'] = 'large'
     t.update(box=tuple(round(min(1.0, max(0.0, v)), 4) for v in box), x=x, y=y, scale=k)
     t['look'].update(floor=floor, zone=zone)
     return True
@@ -251,14 +264,13 @@ def layout(
     size: float = 1.0,  # Factor of the things' size, as far as the frame allows
     odd: callable = lambda: False,  # Asked for each thing: shall it look as in the shifted world?
 ) -> dict:  # setting, objects (farthest first), place, shifted
-    "The annotation of one scene: the same on every machine"
+    "Sample the annotation of one scene: the same on every machine"
     r = Random(seed_of('layout', bool(shifted), *key))
     setting = _pick(r, SETTINGS)
     h = _u(r, 0.3, 0.5) if shifted else _u(r, 0.38, 0.54)
     z = zones(setting, h)
     pool = CATEGORIES if shifted else SEEN
-    q = r.random()
-    q = q if number == 1 else q ** (1 / number)
+    q = r.random() ** (1 / number)
     n = 1 + sum(q > p for p in ((0.18, 0.46, 0.72, 0.89) if shifted else (0.22, 0.52, 0.77, 0.91)))
     home = [c for c in _home[setting] if c in pool]
     cast = []
@@ -414,7 +426,8 @@ def _field(im, d, r, h, T):
         x = r.random() * C
         y = h + C * 0.1 + (C - h) * 0.9 * r.random() ** 0.8
         k = C * 0.012 * (0.6 + (y - h) / C)
-        [d.line((x, y, x + q * k, y - 2.4 * k), fill=T((86, 146, 70)), width=max(1, C // 110)) for q in (-0.8, 0, 0.8)]
+        for q in (-0.8, 0, 0.8):
+            d.line((x, y, x + q * k, y - 2.4 * k), fill=T((86, 146, 70)), width=max(1, C // 110))
     for col in ((252, 250, 240), (250, 214, 96), (240, 150, 170)):
         _specks(d, r, C, h + C * 0.14, C, n=4, color=T(col), w=C * 0.008, h=C * 0.007)
 
@@ -501,10 +514,8 @@ def _forest(im, d, r, h, T):
         x = r.random() * C
         y = h + C * 0.1 + (C - h) * 0.85 * r.random()
         k = C * 0.03
-        [
+        for q in (-1, -0.4, 0.4, 1):
             d.line((x, y, x + q * k, y - k * 1.1), fill=T((70, 112, 62)), width=max(1, C // 90))
-            for q in (-1, -0.4, 0.4, 1)
-        ]
 
 # %% ../../../nbs/datasets/world/10_layout.ipynb #7e9a53f4
 def _lake(im, d, r, h, T):
@@ -537,14 +548,9 @@ def _lake(im, d, r, h, T):
     for _ in range(8):
         x = r.random() * C
         k = C * 0.03
-        [
-            d.line(
-                (x + q * k * 0.4, C * 0.87, x + q * k * 0.7, C * 0.87 - k * 1.5),
-                fill=T((104, 148, 80)),
-                width=max(1, C // 100),
-            )
-            for q in (-1, 0, 1)
-        ]
+        for q in (-1, 0, 1):
+            line = x + q * k * 0.4, C * 0.87, x + q * k * 0.7, C * 0.87 - k * 1.5
+            d.line(line, fill=T((104, 148, 80)), width=max(1, C // 100))
 
 # %% ../../../nbs/datasets/world/10_layout.ipynb #a53ada0f
 def _room(im, d, r, h, T):
@@ -555,27 +561,20 @@ def _room(im, d, r, h, T):
     s = C * 0.09
     for i in range(12):
         if dots:
-            [
-                d.ellipse(
-                    (
-                        i * s + j % 2 * s / 2 - C * 0.01,
-                        j * s * 0.8 - C * 0.01,
-                        i * s + j % 2 * s / 2 + C * 0.01,
-                        j * s * 0.8 + C * 0.01,
-                    ),
-                    fill=mix(w, (255, 255, 255), 0.4),
-                )
-                for j in range(int(h / s / 0.8) + 1)
-            ]
+            q = C * 0.01
+            for j in range(int(h / s / 0.8) + 1):
+                x = i * s + j % 2 * s / 2
+                y = j * s * 0.8
+                d.ellipse((x - q, y - q, x + q, y + q), fill=mix(w, (255, 255, 255), 0.4))
         else:
             d.rectangle((i * s, 0, i * s + s * 0.45, h), fill=mix(w, (255, 255, 255), 0.28))
     x = C * _pick(r, (0.08, 0.58))
     y = h * 0.14
     k = C * 0.32
     d.rectangle((x - C * 0.015, y - C * 0.015, x + k + C * 0.015, y + h * 0.62 + C * 0.015), fill=(250, 246, 238))
-    _x = Image.new('RGB', (int(k), int(h * 0.62)))
-    _grad(_x, T((140, 196, 232)), T((226, 238, 226)), 0, int(h * 0.62))
-    im.paste(_x, (int(x), int(y)))
+    outside = Image.new('RGB', (int(k), int(h * 0.62)))
+    _grad(outside, T((140, 196, 232)), T((226, 238, 226)), 0, int(h * 0.62))
+    im.paste(outside, (int(x), int(y)))
     d.rectangle((x + k / 2 - C * 0.007, y, x + k / 2 + C * 0.007, y + h * 0.62), fill=(250, 246, 238))
     d.rectangle((x, y + h * 0.3, x + k, y + h * 0.3 + C * 0.012), fill=(250, 246, 238))
     c = T(_pick(r, [(214, 110, 96), (104, 148, 160), (226, 178, 96)]))
@@ -672,7 +671,7 @@ def backdrop(
     a: dict,  # An annotation
     C: int,  # Side in pixels
 ) -> Image.Image:  # RGB
-    "The setting of `a` without its things"
+    "Draw the setting of `a` without its things"
     p = a['place']
     odd = a['shifted']
     r = Random(p['seed'])
@@ -680,7 +679,11 @@ def backdrop(
     h = p['horizon'] * C
     if a['setting'] not in _paint:
         raise did_you_mean('setting', a['setting'], SETTINGS)
-    tint = [_u(r, -26, 26) for _ in range(3)] if odd else [_u(r, -9, 9)] * 2 + [_u(r, -12, 12)]
+    if odd:
+        tint = [_u(r, -26, 26) for _ in range(3)]
+    else:
+        red = _u(r, -9, 9)
+        tint = [red, red, _u(r, -12, 12)]
 
     def T(c):
         return tuple([int(min(255, max(0, v + t))) for v, t in zip(c, tint)])
@@ -718,7 +721,7 @@ def _put(im, o, night):
             k['floor'] * C + 0.01 * s,
             w * 1.08,
             ry=max(2, 0.15 * s),
-            strength=0.62 if o['action'] != 'bouncing' else 0.4,
+            strength=0.4 if o['action'] == 'bouncing' else 0.62,
         )
     if fx:
         _effects(im, fx, pal, s, 0.9 if o['action'] == 'shining' else 0.75, shade=shade)
@@ -739,11 +742,12 @@ def _effects(im, fx, pal, s, strength, *, shade):
     fill = fx.fills[0]
     fx.draw(d, lambda fill: int(255 * strength), (x0 - q, y0 - q))
     if max(m.size) < 4 * im.size[0]:
-        im.paste(
-            pal[fill] if fill == 'flame' else tuple(int(c * t) for c, t in zip(pal[fill], shade)),
-            (x0 - q, y0 - q),
-            m.filter(ImageFilter.BoxBlur(k if fill != 'flame' else 3 * k)),
-        )
+        color = pal[fill]
+        if fill == 'flame':
+            k *= 3
+        else:
+            color = tuple(int(c * t) for c, t in zip(color, shade))
+        im.paste(color, (x0 - q, y0 - q), m.filter(ImageFilter.BoxBlur(k)))
 
 
 def _mirror(im, own, pal, y1, s):
@@ -763,17 +767,10 @@ def _foam(im, cx, y1, w, s, *, action):
     t = max(1, int(0.035 * s))
     c = (238, 247, 248)
     if action in ('swimming', 'jumping'):
-        y1 += 0.1 * s * (action == 'jumping')
-        [
-            d.arc(
-                (cx - w * q, y1 - 0.1 * s * q, cx + w * q, y1 + 0.12 * s * q),
-                200 if q < 1 else 10,
-                340 if q < 1 else 170,
-                fill=c,
-                width=t,
-            )
-            for q in (0.6, 1.05)
-        ]
+        if action == 'jumping':
+            y1 += 0.1 * s
+        for q, start, end in ((0.6, 200, 340), (1.05, 10, 170)):
+            d.arc((cx - w * q, y1 - 0.1 * s * q, cx + w * q, y1 + 0.12 * s * q), start, end, fill=c, width=t)
     else:
         d.arc((cx - w * 1.02, y1 - 0.12 * s, cx + w * 1.02, y1 + 0.05 * s), 15, 165, fill=c, width=t)
 
@@ -804,7 +801,7 @@ def render(
     a: dict,  # An annotation from `layout`
     size: int = 48,  # Side in pixels
 ) -> np.ndarray:  # uint8 (size,size,3)
-    "The picture of annotation `a`"
+    "Draw the picture of annotation `a`"
     if not 8 <= size <= 2048:
         raise ValueError(f'size {size} is not between 8 and 2048 pixels')
     ss = 2
@@ -833,10 +830,10 @@ def relation(
     a: dict,  # An object of an annotation
     b: dict,  # Another object of the same scene
 ) -> str:  # left, right, above, below, behind, front; None if unclear
-    "Where `a` is as seen from `b`"
+    "Name where `a` is as seen from `b`"
     p = a['box']
     q = b['box']
-    dx, dy = [round(p[i] + p[i + 2] - (q[i] + q[i + 2]), 6) / 2 for i in (0, 1)]
+    dx, dy = (round(p[i] + p[i + 2] - (q[i] + q[i + 2]), 6) / 2 for i in (0, 1))
     if hidden(p, q) > 0.15:
         return 'behind' if a['depth'] < b['depth'] else 'front'
     if abs(dy) > max(0.2, abs(dx)) and (p[3] <= q[1] + 0.05 or q[3] <= p[1] + 0.05):

@@ -22,7 +22,7 @@ def label_map(
     a: dict,  # An annotation from `layout`
     size: int = 48,  # Side in pixels
 ) -> np.ndarray:  # uint8 (size,size): 0 for no thing, k+1 for object k
-    "Which object each pixel of the picture shows"
+    "Map each pixel of the picture to the object that it shows"
     if not 8 <= size <= 2048:
         raise ValueError(f'size {size} is not between 8 and 2048 pixels')
     im = Image.new('L', (2 * size, 2 * size))
@@ -41,14 +41,14 @@ def split_masks(
     labels: np.ndarray,  # What `label_map` gives (h,w)
     n: int,  # Number of objects
 ) -> np.ndarray:  # bool (n,h,w)
-    "A mask for each object"
+    "Make a mask for each object"
     return np.asarray(labels)[None] == np.arange(1, n + 1, dtype=np.uint8)[:, None, None]
 
 
 def mask_box(
     mask: np.ndarray,  # bool (h,w)
 ) -> tuple:  # x0 y0 x1 y1 as parts of width and height; None if the mask is empty
-    "The smallest box around a mask"
+    "Find the smallest box around a mask"
     h, w = mask.shape
     ys = np.flatnonzero(mask.any(1))
     xs = np.flatnonzero(mask.any(0))

@@ -7,6 +7,7 @@ __all__ = ['PLACE', 'NOTHING', 'narrate', 'spoken_masks', 'pack_narrative', 'unp
 
 # %% ../../../nbs/datasets/world/25_narratives.ipynb #f34bcf63
 import base64
+import bisect
 from random import Random
 
 import numpy as np
@@ -66,9 +67,8 @@ def _region(a, name):
     "The box of sky, ground or water"
     h = a['place']['horizon']
     z = zones(a['setting'], h)
-    if name == 'water':
-        return (0.0, z['water'][0], 1.0, z['water'][1])
-    return (0.0, 0.0, 1.0, h) if name == 'sky' else (0.0, h, 1.0, 1.0)
+    top, bottom = dict(sky=(0.0, h), water=z['water'], ground=(h, 1.0))[name]
+    return 0.0, top, 1.0, bottom
 
 # %% ../../../nbs/datasets/world/25_narratives.ipynb #ea98f448
 def _thing_pieces(v, k, told, scene):
@@ -77,12 +77,13 @@ def _thing_pieces(v, k, told, scene):
     r = v.random
     out = []
     kin = any(scene['objects'][j]['category'] == o['category'] for j in told)
+    side = third_of(o)
     rel = relation(o, scene['objects'][told[-1]]) if told else None
     if told and rel in ('behind', 'front', 'left', 'right') and r() < 0.35:
         it = dict(behind='behind it', front='in front of it', left='to the left of it', right='to the right of it')[rel]
         out += [(it, NOTHING), (v.pick(('there is', 'we can see')), NOTHING)]
-    elif told and (s := third_of(o)) and r() < 0.6:
-        out += [(v.pick(_at[s]), k), (v.pick(('there is', 'we can see', 'I can see')), NOTHING)]
+    elif told and side and r() < 0.6:
+        out += [(v.pick(_at[side]), k), (v.pick(('there is', 'we can see', 'I can see')), NOTHING)]
     elif told:
         out.append((v.pick(_more), NOTHING))
     if r() < 0.12:
@@ -102,9 +103,8 @@ def _pieces(scene, r):
         return (o['box'][2] - o['box'][0]) * (o['box'][3] - o['box'][1])
 
     keys = [r.random() * (area(o) ** 0.5 * (1.5 if o['action'] else 1) + 0.1) for o in scene['objects']]
-    order = [
-        k for i, k in enumerate(sorted(range(n), key=keys.__getitem__, reverse=True)) if i == 0 or r.random() < 0.92
-    ]
+    first, *others = sorted(range(n), key=keys.__getitem__, reverse=True)
+    order = [first, *(k for k in others if r.random() < 0.92)]
     out = []
     told = []
     for k in order:
@@ -116,22 +116,21 @@ def _pieces(scene, r):
         elif r.random() < 0.12:
             s.insert(0, (v.pick(_fill), NOTHING, None))
         told.append(k)
-        if told[1:] and r.random() < 0.25:
-            out[-1] += [('and', NOTHING, None)] + s[-1:] if len(s) == 1 else s
+        if len(told) > 1 and r.random() < 0.25:
+            if len(s) == 1:
+                out[-1].append(('and', NOTHING, None))
+            out[-1] += s
         else:
             out.append(s)
     rest = _rest[scene['setting']]
     if r.random() < 0.75:
         some = rest if r.random() < 0.4 else [v.pick(rest)]
-        s = [
-            (
-                v.pick(('in the background there is', 'we can also see', 'and I see', 'at the back we can see')),
-                NOTHING,
-                None,
-            )
-        ]
+        lead = v.pick(('in the background there is', 'we can also see', 'and I see', 'at the back we can see'))
+        s = [(lead, NOTHING, None)]
         for i, (w, where) in enumerate(some):
-            s += ([('and', NOTHING, None)] if i > 0 else []) + [(w, PLACE, where)]
+            if i:
+                s.append(('and', NOTHING, None))
+            s.append((w, PLACE, where))
         out.append(s)
     return out
 
@@ -151,7 +150,7 @@ def _timed(sentences, r):
             if j == len(s) - 1:
                 ws[-1] += '.'
             while ws:
-                n = 1 if (q := r.random()) < 0.6 else 2 if q < 0.9 else 3
+                n = 1 + bisect.bisect_right((0.6, 0.9), r.random())
                 some = ws[:n]
                 ws = ws[n:]
                 d = sum((0.12 + 0.055 * len(w)) * (0.8 + 0.45 * r.random()) for w in some)
@@ -202,7 +201,8 @@ def _trace(scene, spans, g, noise, dt=0.05):
     "Strokes (n,3) of whole numbers: x and y in 1/10000, t in 1/100 s"
     c, r, point = _targets(scene, spans, g, noise)
     k = len(c)
-    t0, t1 = (np.array([s[i] for s in spans]) for i in (0, 1))
+    t0 = np.array([s[0] for s in spans])
+    t1 = np.array([s[1] for s in spans])
     late = noise * np.clip(0.28 + 0.25 * g.standard_normal(k), -0.4, 0.9)
     start = np.maximum.accumulate(t0 + late)
     end = t1 + 0.4 * np.abs(late)
@@ -225,7 +225,8 @@ def _trace(scene, spans, g, noise, dt=0.05):
     keep = point[i] & ((t <= end[i] + 0.15) | ~lift[np.minimum(i + 1, k - 1)])
     new = np.r_[True, (i[1:] != i[:-1]) & lift[i[1:]]] | np.r_[True, ~keep[:-1]] | (g.random(len(t)) < 0.01 * noise)
     q = np.empty((len(t), 3), np.int16)
-    q[:, :2], q[:, 2] = np.clip(np.rint(p * 1e4), -32767, 32767), np.rint(t * 100)
+    q[:, :2] = np.clip(np.rint(p * 1e4), -32767, 32767)
+    q[:, 2] = np.rint(t * 100)
     q = q[keep]
     cuts = np.flatnonzero(np.diff(np.cumsum(new)[keep])) + 1
     return [s for s in np.split(q, cuts) if len(s) > 1]
@@ -239,12 +240,13 @@ def narrate(
     *key,  # What makes this narrative different from another, e.g. the scene's number
     noise: float = 1.0,  # How badly the mouse follows: 0 perfectly, 1 as people do
 ) -> Narrative:  # With `about`: for each utterance the number of its object, -1 for nothing, -2 for the place
-    "What somebody says about a scene, when, and where the mouse is meanwhile"
+    "Describe a scene as somebody does: what is said, when, and where the mouse is meanwhile"
     if not scene['objects']:
         raise ValueError('a scene without objects cannot be described')
     if not 0 <= noise <= 5:
         raise ValueError(f'noise {noise} is not between 0 and 5')
-    u, about, spans = _timed(_pieces(scene, r := Random(seed_of('narrative', *key))), r)
+    r = Random(seed_of('narrative', *key))
+    u, about, spans = _timed(_pieces(scene, r), r)
     strokes = _trace(scene, spans, rng('trace', *key), noise)
     return Narrative(' '.join(w for w, *_ in u), u, [s / _unit for s in strokes], about)
 
@@ -262,7 +264,7 @@ def spoken_masks(
 def pack_narrative(
     n: Narrative,  # What `narrate` gives
 ) -> dict:  # Plain, for JSON
-    "A narrative as plain data, its strokes as text"
+    "Pack a narrative into plain data, its strokes as text"
     q = np.rint(np.concatenate(n.strokes or [np.zeros((0, 3))]) * _unit.astype(float)).astype('<i2')
     return dict(
         text=n.text,
@@ -276,7 +278,7 @@ def pack_narrative(
 def unpack_narrative(
     d: dict,  # What `pack_narrative` gives
 ) -> Narrative:
-    "The narrative again"
+    "Unpack the narrative"
     q = np.frombuffer(base64.b64decode(d['points']), '<i2').reshape(-1, 3) / _unit
     return Narrative(
         d['text'],

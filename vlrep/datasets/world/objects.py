@@ -171,22 +171,16 @@ def _cat(p, r, v, pose):
         for x, y in ys:
             p.limb('deep', (x, y), (x - 0.05, y + 0.26), w=0.07, w1=0.02)
         if not ys:
-            [
-                p.limb('deep', (q * 0.4, 0.1 + 0.17 * i), (q * 0.2, 0.14 + 0.17 * i), w=0.07, w1=0.02)
-                for q in (-1, 1)
-                for i in range(3)
-            ]
+            for q in (-1, 1):
+                for i in range(3):
+                    p.limb('deep', (q * 0.4, 0.1 + 0.17 * i), (q * 0.2, 0.14 + 0.17 * i), w=0.07, w1=0.02)
 
 # %% ../../../nbs/datasets/world/05_objects.ipynb #52258ffe
 def _horse(p, r, v, pose):
     L, H, w = (0.62, 0.78, 0.15) if v == 'horse' else (0.52, 0.58, 0.17)
     run = 0.5 if pose == 'running' else 0.0
-    tail = (
-        [(-L * 0.9, -0.12), (-L - 0.25, -0.05), (-L - 0.32, 0.45)]
-        if not run
-        else [(-L * 0.9, -0.12), (-L - 0.35, -0.25), (-L - 0.6, -0.05)]
-    )
-    p.limb('accent', *tail, w=0.1, w1=0.2)
+    tail = [(-L - 0.35, -0.25), (-L - 0.6, -0.05)] if run else [(-L - 0.25, -0.05), (-L - 0.32, 0.45)]
+    p.limb('accent', (-L * 0.9, -0.12), *tail, w=0.1, w1=0.2)
     _legs(p, L * 0.72, -L * 0.78, 0.05, H, run=run, w=w)
     p.blob(
         'base',
@@ -212,13 +206,10 @@ def _horse(p, r, v, pose):
     p.limb('base', (nx - 0.02, ny - 0.02), (nx + tx, ny + ty), w=0.3, w1=0.2)
     p.oval('dark', nx + tx + 0.02, ny + ty + 0.02, 0.1, 0.09)
     _eye(p, nx + 0.06, ny + (0.08 if graze else -0.04), 0.042)
-    for x in (L * 0.72, -L * 0.78):
-        p.limb(
-            'deep',
-            (x + (run or 0.03) * (1 if x > 0 else -1), 0.05 + H * (0.82 if run else 1) - 0.03),
-            (x + (run or 0.03) * (1 if x > 0 else -1) + 0.03, 0.05 + H * (0.82 if run else 1)),
-            w=0.13,
-        )
+    hoof = 0.05 + H * (0.82 if run else 1)
+    step = run or 0.03
+    for x in (L * 0.72 + step, -L * 0.78 - step):
+        p.limb('deep', (x, hoof - 0.03), (x + 0.03, hoof), w=0.13)
 
 # %% ../../../nbs/datasets/world/05_objects.ipynb #e3765bbe
 def _sheep(p, r, v, pose):
@@ -229,12 +220,7 @@ def _sheep(p, r, v, pose):
         p.limb(f, (x, 0.2), (x, 0.72), w=0.11, w1=0.09)
     for i in range(n):
         a = 2 * math.pi * (i + 0.3 * r.random()) / n
-        p.oval(
-            'base' if a > 3.3 or a < 0.2 else 'dark' if a > 0.6 and a < 2.6 else 'base',
-            0.46 * math.cos(a),
-            0.24 * math.sin(a) - 0.06,
-            k + 0.03,
-        )
+        p.oval('dark' if 0.6 < a < 2.6 else 'base', 0.46 * math.cos(a), 0.24 * math.sin(a) - 0.06, k + 0.03)
     p.oval('base', 0, -0.08, 0.56, 0.32)
     head = r.choice(('ink', 'cream'))
     for x, y in ((-0.2, -0.14), (0.12, -0.2), (0.3, 0), (-0.35, 0.05), (0, 0.08)):
@@ -256,21 +242,16 @@ def _rabbit(p, r, v, pose):
     hop = pose == 'hopping'
     hx, hy = (0.52, -0.22) if hop else (0.3, -0.3)
 
-    def ear(x, lean, fill):
+    def ear(x, lean, near):
         if v == 'lop':
-            p.limb(
-                'deep' if fill == 'dark' else 'dark',
-                (x - 0.06, hy - 0.2),
-                (x - 0.22, hy - 0.06),
-                (x - 0.24, hy + 0.3),
-                w=0.16,
-                w1=0.22,
-            )
+            fill = 'dark' if near else 'deep'
+            p.limb(fill, (x - 0.06, hy - 0.2), (x - 0.22, hy - 0.06), (x - 0.24, hy + 0.3), w=0.16, w1=0.22)
         else:
-            p.oval(fill, x - lean * 0.35, hy - 0.55, 0.1, 0.38, turn=-lean)
-            p.oval('blush' if fill == 'base' else fill, x - lean * 0.35, hy - 0.53, 0.045, 0.28, turn=-lean)
+            x -= lean * 0.35
+            p.oval('base' if near else 'dark', x, hy - 0.55, 0.1, 0.38, turn=-lean)
+            p.oval('blush' if near else 'dark', x, hy - 0.53, 0.045, 0.28, turn=-lean)
 
-    ear(hx + 0.04, 0.15 if not hop else 0.8, 'dark')
+    ear(hx + 0.04, 0.8 if hop else 0.15, near=False)
     if hop:
         p.oval('white', -0.72, -0.02, 0.15)
         p.limb('dark', (0.3, 0.1), (0.7, 0.4), w=0.16, w1=0.12)
@@ -296,7 +277,7 @@ def _rabbit(p, r, v, pose):
         p.limb('base', (0.26, 0.2), (0.32, 0.76), w=0.15, w1=0.13)
         p.blob('light', (0.28, -0.05), (0.42, 0.1), (0.4, 0.4), (0.28, 0.3))
     p.oval('base', hx, hy, 0.28, 0.24)
-    ear(hx - 0.12, 0.3 if not hop else 1.0, 'base')
+    ear(hx - 0.12, 1.0 if hop else 0.3, near=True)
     p.oval('light', hx + 0.16, hy + 0.08, 0.13, 0.1)
     p.oval('blush', hx + 0.27, hy + 0.01, 0.045, 0.035)
     _eye(p, hx + 0.1, hy - 0.06, 0.055)
@@ -386,11 +367,12 @@ def _car(p, r, v, pose):
         beetle=[(-0.72, 0.0), (-0.5, -0.45), (-0.05, -0.62), (0.35, -0.42), (0.6, 0.0)],
         van=[(-0.88, 0.0), (-0.86, -0.56), (0.3, -0.56), (0.62, -0.06)],
     )[v]
-    (p.blob if v == 'beetle' else p.poly)('base', *top, *([(0.4, 0.2), (-0.5, 0.2)] if v == 'beetle' else []))
     if v == 'beetle':
+        p.blob('base', *top, (0.4, 0.2), (-0.5, 0.2))
         p.blob('glass', (-0.48, -0.1), (-0.38, -0.36), (-0.08, -0.46), (-0.08, -0.1))
         p.blob('glass', (0.02, -0.1), (0.02, -0.46), (0.25, -0.34), (0.42, -0.1))
     else:
+        p.poly('base', *top)
         x = top[0][0]
         p.poly('glass', (x + 0.14, -0.08), (top[1][0] + 0.06, -0.44), (-0.14, -0.44), (-0.14, -0.08))
         p.poly('glass', (-0.04, -0.08), (-0.04, -0.44), (top[2][0] - 0.05, -0.44), (top[3][0] - 0.12, -0.08))
@@ -443,11 +425,12 @@ def _bus(p, r, v, pose):
     if v != 'school':
         p.rect('glass', 0.72, t + 0.14, 0.97, t + 0.44, cut=0.05)
     if v == 'double':
-        [p.rect('glass', -0.9 + 0.4 * i, -0.34, -0.6 + 0.4 * i, -0.04, cut=0.05) for i in range(5)]
+        for i in range(5):
+            p.rect('glass', -0.9 + 0.4 * i, -0.34, -0.6 + 0.4 * i, -0.04, cut=0.05)
         p.rect('accent', -1, -0.48, 1, -0.4)
     p.rect('accent', -1, 0.08, front, 0.2)
     p.rect('dark', -1, 0.38, front + 0.02, 0.52, cut=0.04)
-    p.oval('flame', front - 0.04 if v != 'school' else 1.0, 0.32, 0.07)
+    p.oval('flame', 1.0 if v == 'school' else front - 0.04, 0.32, 0.07)
     for x in (-0.58, 0.56):
         _wheel(p, x, 0.52, 0.21)
 
@@ -483,27 +466,25 @@ def _bicycle(p, r, v, pose):
         p.ring('tyre', x, y, 0.39, 0.09)
         for i in range(3):
             a = i * 1.05 + 0.3
-            p.limb(
-                'metal',
-                (x + 0.34 * math.cos(a), y + 0.34 * math.sin(a)),
-                (x - 0.34 * math.cos(a), y - 0.34 * math.sin(a)),
-                w=0.022,
-            )
+            dx = 0.34 * math.cos(a)
+            dy = 0.34 * math.sin(a)
+            p.limb('metal', (x + dx, y + dy), (x - dx, y - dy), w=0.022)
     c = (-0.02, 0.36)
     p.limb('base', b, s, w=0.08)
     p.limb('base', b, c, w=0.08)
     p.limb('base', s, c, w=0.1)
-    p.limb('base', (s[0] + 0.03, s[1] + 0.1), (h[0] + 0.02, h[1] + 0.14), w=0.11) if v == 'racer' else p.limb(
-        'base', c, (0.1, 0.0), h, w=0.11
-    )
+    if v == 'racer':
+        p.limb('base', (s[0] + 0.03, s[1] + 0.1), (h[0] + 0.02, h[1] + 0.14), w=0.11)
+    else:
+        p.limb('base', c, (0.1, 0.0), h, w=0.11)
     p.limb('base', c, (h[0] + 0.03, h[1] + 0.12), w=0.11)
     p.limb('base', (h[0] - 0.03, h[1] - 0.12), f, w=0.1)
     p.limb('ink', (s[0] - 0.14, s[1] - 0.1), (s[0] + 0.15, s[1] - 0.12), w=0.13, w1=0.08)
     p.limb('metal', s, (s[0], s[1] - 0.1), w=0.06)
-    p.limb(
-        'ink', (h[0] - 0.03, h[1] - 0.12), (h[0] + 0.2, h[1] - 0.14), (h[0] + 0.18, h[1] + 0.06), w=0.07
-    ) if v == 'racer' else p.limb('ink', (h[0] - 0.22, h[1] - 0.16), (h[0] - 0.02, h[1] - 0.18), w=0.08)
-    if v == 'city':
+    if v == 'racer':
+        p.limb('ink', (h[0] - 0.03, h[1] - 0.12), (h[0] + 0.2, h[1] - 0.14), (h[0] + 0.18, h[1] + 0.06), w=0.07)
+    else:
+        p.limb('ink', (h[0] - 0.22, h[1] - 0.16), (h[0] - 0.02, h[1] - 0.18), w=0.08)
         p.rect('wood', 0.52, -0.5, 0.86, -0.24, cut=0.04)
     p.oval('metal', *c, 0.09)
     p.limb('ink', (c[0] - 0.02, c[1]), (c[0] + 0.1, c[1] + 0.16), w=0.05)
@@ -512,10 +493,8 @@ def _bicycle(p, r, v, pose):
 def _boat(p, r, v, pose):
     sail = pose == 'sailing'
     if sail:
-        [
+        for i in range(2):
             p.fx.limb('white', (-0.7 - 0.2 * i, 0.62 + 0.1 * i), (-1.25 - 0.1 * i, 0.66 + 0.1 * i), w=0.07, w1=0.02)
-            for i in range(2)
-        ]
     if v == 'sailboat':
         p.limb('bark', (0, 0.3), (0, -1.0), w=0.07, w1=0.05)
         if sail:
@@ -527,7 +506,8 @@ def _boat(p, r, v, pose):
             p.limb('bark', (0, 0.1), (0.66, 0.08), w=0.05)
     else:
         if sail:
-            [p.fx.oval('soft', 0.2 - 0.25 * i, -0.95 - 0.12 * i, 0.14 + 0.05 * i) for i in range(3)]
+            for i in range(3):
+                p.fx.oval('soft', 0.2 - 0.25 * i, -0.95 - 0.12 * i, 0.14 + 0.05 * i)
         p.rect('accent', 0.08, -0.72, 0.34, -0.2)
         p.rect('ink', 0.08, -0.72, 0.34, -0.6)
         p.rect('cream', -0.5, -0.28, 0.5, 0.3, cut=0.05)
@@ -550,9 +530,12 @@ def _boat(p, r, v, pose):
 # %% ../../../nbs/datasets/world/05_objects.ipynb #055a013f
 def _plane(p, r, v, pose):
     if pose == 'parked':
-        [p.limb('metal', (x, 0.1), (x, 0.46), w=0.06) or p.oval('tyre', x, 0.48, 0.1) for x in (-0.35, 0.55)]
+        for x in (-0.35, 0.55):
+            p.limb('metal', (x, 0.1), (x, 0.46), w=0.06)
+            p.oval('tyre', x, 0.48, 0.1)
     else:
-        [p.fx.limb('white', (-1.05, y), (-1.6, y), w=0.06, w1=0.02) for y in (-0.05, 0.12)]
+        for y in (-0.05, 0.12):
+            p.fx.limb('white', (-1.05, y), (-1.6, y), w=0.06, w1=0.02)
     p.poly('dark', (0.15, -0.08), (-0.15, -0.5), (-0.34, -0.5), (-0.18, -0.08))
     p.poly('accent', (-0.72, -0.1), (-1.0, -0.58), (-0.78, -0.58), (-0.44, -0.1))
     p.blob(
@@ -647,20 +630,19 @@ def _flower(p, r, v, pose):
         p.blob('base', (-0.12, -0.1), (-0.42, -0.4), (-0.4, -0.86), (-0.05, -0.45))
         p.blob('base', (0.12, -0.1), (0.42, -0.4), (0.4, -0.86), (0.05, -0.45))
         return p.blob('light', (0, -0.9), (0.2, -0.5), (0.12, -0.12), (-0.12, -0.12), (-0.2, -0.5))
-    n, k = (12, 0.13) if v == 'sunflower' else (r.choice((6, 7, 8)), 0.2)
+    sunflower = v == 'sunflower'
+    n, k = (12, 0.13) if sunflower else (r.choice((6, 7, 8)), 0.2)
     for i in range(n):
         a = 2 * math.pi * i / n + 0.2
-        p.oval(
-            'dark' if i % 2 and v == 'sunflower' else 'base',
-            0.37 * math.cos(a),
-            -0.4 + 0.37 * math.sin(a),
-            0.25,
-            k,
-            turn=a,
-        )
+        fill = 'dark' if i % 2 and sunflower else 'base'
+        p.oval(fill, 0.37 * math.cos(a), -0.4 + 0.37 * math.sin(a), 0.25, k, turn=a)
         p.oval('light', 0.42 * math.cos(a), -0.4 + 0.42 * math.sin(a), 0.1, k * 0.4, turn=a)
-    p.oval('bark' if v == 'sunflower' else 'gold', 0, -0.4, 0.25 if v == 'sunflower' else 0.19)
-    p.oval('gold' if v != 'sunflower' else 'wood', -0.03, -0.43, 0.11)
+    if sunflower:
+        p.oval('bark', 0, -0.4, 0.25)
+        p.oval('wood', -0.03, -0.43, 0.11)
+    else:
+        p.oval('gold', 0, -0.4, 0.19)
+        p.oval('gold', -0.03, -0.43, 0.11)
 
 # %% ../../../nbs/datasets/world/05_objects.ipynb #7c1cf095
 def _cactus(p, r, v, pose):
@@ -689,9 +671,10 @@ def _cactus(p, r, v, pose):
         )
         for x in (-0.42, -0.16, 0.16, 0.42):
             p.limb('dark', (x * 0.5, -0.44), (x, 0.1), (x * 0.75, 0.56), w=0.04)
-            [p.oval('cream', x * k, q, 0.035) for k, q in ((0.75, -0.2), (1, 0.1), (0.9, 0.4))]
+            for k, q in ((0.75, -0.2), (1, 0.1), (0.9, 0.4)):
+                p.oval('cream', x * k, q, 0.035)
         for x in (-0.14, 0.14, 0):
-            p.oval('accent', x, -0.55 - (x == 0) * 0.06, 0.13, 0.15)
+            p.oval('accent', x, -0.55 if x else -0.55 - 0.06, 0.13, 0.15)
     else:
         p.oval('dark', 0.34, -0.1, 0.22, 0.3, turn=0.6)
         p.oval('base', 0, 0.2, 0.34, 0.5)
@@ -728,11 +711,11 @@ def _mushroom(p, r, v, pose):
         p.oval('cream', x, y + 0.08 * s, 0.6 * s, 0.08 * s)
         for dx, dy, q in (
             (-0.4, -0.22, 0.12),
-            (0.05, -0.55 if not flat else -0.3, 0.13),
+            (0.05, -0.3 if flat else -0.55, 0.13),
             (0.42, -0.2, 0.1),
             (-0.08, -0.14, 0.08),
         ):
-            p.oval('white' if not flat else 'light', x + dx * s, y + dy * s, q * s, q * 0.85 * s)
+            p.oval('light' if flat else 'white', x + dx * s, y + dy * s, q * s, q * 0.85 * s)
 
     if v == 'pair':
         one(0.48, 0.32, 0.6, False)
@@ -778,9 +761,13 @@ def _house(p, r, v, pose):
     p.rect('wood', d * w - 0.13, 0.4, d * w + 0.13, 0.95)
     p.oval('gold', d * w + 0.07, 0.7, 0.03)
     if v == 'town':
-        [_window(p, x, y) for x in (-0.28, 0.28) for y in (-0.18, 0.2)]
+        for x in (-0.28, 0.28):
+            for y in (-0.18, 0.2):
+                _window(p, x, y)
     else:
-        [_window(p, x * w, 0.3, 0.26) for x in (-0.5, 0, 0.5) if x != d]
+        for x in (-0.5, 0, 0.5):
+            if x != d:
+                _window(p, x * w, 0.3, 0.26)
 
 # %% ../../../nbs/datasets/world/05_objects.ipynb #299e14ee
 def _tent(p, r, v, pose):
@@ -808,9 +795,10 @@ def _tent(p, r, v, pose):
 def _windmill(p, r, v, pose):
     p.poly('base', (-0.28, -0.4), (0.28, -0.4), (0.46, 0.98), (-0.46, 0.98))
     p.poly('dark', (0.1, -0.4), (0.28, -0.4), (0.46, 0.98), (0.2, 0.98))
-    p.blob(
-        'accent', (-0.36, -0.36), (-0.24, -0.62), (0, -0.74), (0.24, -0.62), (0.36, -0.36)
-    ) if v == 'stone' else p.poly('accent', (-0.38, -0.36), (0, -0.82), (0.38, -0.36))
+    if v == 'stone':
+        p.blob('accent', (-0.36, -0.36), (-0.24, -0.62), (0, -0.74), (0.24, -0.62), (0.36, -0.36))
+    else:
+        p.poly('accent', (-0.38, -0.36), (0, -0.82), (0.38, -0.36))
     p.rect('wood', -0.13, 0.6, 0.13, 0.98)
     p.oval('pane', 0, 0.16, 0.1, 0.12)
     a0 = r.uniform(0, 1.57)
@@ -889,7 +877,8 @@ def _banana(p, r, v, pose):
 def _cake(p, r, v, pose):
     if v == 'cupcake':
         p.poly('accent', (-0.5, 0.2), (0.5, 0.2), (0.38, 0.85), (-0.38, 0.85))
-        [p.limb('accent2', (x, 0.26), (x * 0.8, 0.82), w=0.04) for x in (-0.3, -0.1, 0.1, 0.3)]
+        for x in (-0.3, -0.1, 0.1, 0.3):
+            p.limb('accent2', (x, 0.26), (x * 0.8, 0.82), w=0.04)
         for x, y, q in (
             (-0.34, 0.12, 0.3),
             (0.34, 0.12, 0.3),
@@ -933,7 +922,9 @@ def _chair(p, r, v, pose):
         p.blob('base', (-0.56, 0.4), (-0.56, -0.46), (-0.34, -0.74), (0.34, -0.74), (0.56, -0.46), (0.56, 0.4))
         p.rect('base', -0.7, 0.3, 0.7, 0.78, cut=0.1)
         p.rect('light', -0.56, 0.12, 0.56, 0.4, cut=0.12)
-        return [p.rect('base', x - 0.2, -0.1, x + 0.2, 0.8, cut=0.16) for x in (-0.72, 0.72)] and None
+        for x in (-0.72, 0.72):
+            p.rect('base', x - 0.2, -0.1, x + 0.2, 0.8, cut=0.16)
+        return
     h = r.uniform(-0.98, -0.8)
     for x in (-0.32, 0.5):
         p.limb('dark', (x, 0.1), (x, 0.8), w=0.1)
@@ -978,14 +969,16 @@ def _table(p, r, v, pose):
         p.limb('base', (x, 0), (x, 0.82), w=0.16, w1=0.11)
     p.poly('base', (-1.0, -0.08), (-0.7, -0.4), (0.7, -0.4), (1.0, -0.08))
     p.rect('dark', -1.0, -0.1, 1.0, 0.06)
-    p.poly('light', (-0.8, -0.16), (-0.6, -0.34), (0.2, -0.34), (0.1, -0.16)) if r.random() < 0.5 else p.poly(
-        'accent', (-0.3, -0.08), (-0.24, -0.4), (0.24, -0.4), (0.3, -0.08)
-    )
+    if r.random() < 0.5:
+        p.poly('light', (-0.8, -0.16), (-0.6, -0.34), (0.2, -0.34), (0.1, -0.16))
+    else:
+        p.poly('accent', (-0.3, -0.08), (-0.24, -0.4), (0.24, -0.4), (0.3, -0.08))
 
 # %% ../../../nbs/datasets/world/05_objects.ipynb #66d6ca2a
 def _ball(p, r, v, pose):
     if pose == 'bouncing':
-        [p.fx.limb('white', (x, 1.2), (x * 1.2, 1.75), w=0.08, w1=0.02) for x in (-0.5, 0, 0.5)]
+        for x in (-0.5, 0, 0.5):
+            p.fx.limb('white', (x, 1.2), (x * 1.2, 1.75), w=0.08, w1=0.02)
     p.oval('base', 0, 0, 0.92)
     a0 = r.uniform(0, 6.28)
     if v == 'beach':
@@ -1000,8 +993,10 @@ def _ball(p, r, v, pose):
     elif v == 'football':
         for i in range(5):
             a = a0 + i * 1.257
-            p.oval('accent2', 0.74 * math.cos(a), 0.74 * math.sin(a), 0.19, 0.17, turn=a)
-            p.limb('dark', (0.3 * math.cos(a), 0.3 * math.sin(a)), (0.6 * math.cos(a), 0.6 * math.sin(a)), w=0.06)
+            x = math.cos(a)
+            y = math.sin(a)
+            p.oval('accent2', 0.74 * x, 0.74 * y, 0.19, 0.17, turn=a)
+            p.limb('dark', (0.3 * x, 0.3 * y), (0.6 * x, 0.6 * y), w=0.06)
         p.poly('accent2', *[(0.32 * math.cos(a0 + i * 1.257), 0.32 * math.sin(a0 + i * 1.257)) for i in range(5)])
     else:
         c = math.cos(a0 * 0.2)
@@ -1017,16 +1012,13 @@ def _ball(p, r, v, pose):
 
 # %% ../../../nbs/datasets/world/05_objects.ipynb #08269a94
 def _kite(p, r, v, pose):
-    fly = pose == 'flying'
-    q = (
-        [(0.0, 0.42), (0.14, 0.6), (-0.1, 0.78), (0.1, 1.0), (-0.02, 1.2)]
-        if fly
-        else [(0.0, 0.42), (0.3, 0.52), (0.6, 0.42), (0.9, 0.54)]
-    )
-    p.limb('ink', *q, w=0.04)
-    for i, (x, y) in enumerate(q[1:]):
-        p.poly('accent' if i % 2 else 'base', (x - 0.14, y - 0.09), (x, y), (x - 0.14, y + 0.09))
-        p.poly('accent' if i % 2 else 'base', (x + 0.14, y - 0.09), (x, y), (x + 0.14, y + 0.09))
+    tail = [(0.3, 0.52), (0.6, 0.42), (0.9, 0.54)]
+    if pose == 'flying':
+        tail = [(0.14, 0.6), (-0.1, 0.78), (0.1, 1.0), (-0.02, 1.2)]
+    p.limb('ink', (0.0, 0.42), *tail, w=0.04)
+    for i, (x, y) in enumerate(tail):
+        for side in (x - 0.14, x + 0.14):
+            p.poly('accent' if i % 2 else 'base', (side, y - 0.09), (x, y), (side, y + 0.09))
     if v == 'delta':
         p.poly('base', (0, -0.9), (0.95, 0.3), (0, 0.42), (-0.95, 0.3))
         p.poly('accent', (0, -0.9), (0.34, 0.36), (0, 0.42), (-0.34, 0.36))
@@ -1042,13 +1034,8 @@ def _kite(p, r, v, pose):
 # %% ../../../nbs/datasets/world/05_objects.ipynb #ddcebd0a
 def _umbrella(p, r, v, pose):
     w, y, h, n = (0.95, -0.12, 0.85, 4) if v == 'rain' else (1.0, -0.25, 0.68, 5)
-    p.limb(
-        'bark',
-        (0, y - 0.6),
-        (0, 0.72),
-        *([(0.03, 0.9), (0.16, 0.95), (0.25, 0.8)] if v == 'rain' else [(0, 1.0)]),
-        w=0.09,
-    )
+    handle = [(0.03, 0.9), (0.16, 0.95), (0.25, 0.8)] if v == 'rain' else [(0, 1.0)]
+    p.limb('bark', (0, y - 0.6), (0, 0.72), *handle, w=0.09)
 
     def rib(k, m=1):
         return [(k * w * math.sin(1.5708 * i / 6), y - h * math.cos(1.5708 * i / 6)) for i in range(7)][::m]
@@ -1061,32 +1048,31 @@ def _umbrella(p, r, v, pose):
             *rib(k1, -1),
         )
 
+    fills = 'base', 'cream' if v == 'beach' else 'dark'
     for i in range(n):
-        panel('base' if i % 2 == 0 else 'cream' if v == 'beach' else 'dark', -1 + 2 * i / n, -1 + 2 * (i + 1) / n)
+        panel(fills[i % 2], -1 + 2 * i / n, -1 + 2 * (i + 1) / n)
     p.limb('bark', (0, y - h + 0.02), (0, y - h - 0.13), w=0.07)
     p.limb('light', (-0.7 * w, y - h * 0.52), (-0.42 * w, y - h * 0.8), w=0.06)
 
 # %% ../../../nbs/datasets/world/05_objects.ipynb #36eec943
 def _cup(p, r, v, pose):
     if pose == 'steaming':
-        [
+        for x in (-0.22, 0.08, 0.36):
             p.fx.limb('white', (x, -0.62), (x + 0.1, -0.82), (x - 0.06, -1.02), (x + 0.05, -1.22), w=0.1, w1=0.04)
-            for x in (-0.22, 0.08, 0.36)
-        ]
-    b = r.uniform(0.36, 0.46) if v == 'mug' else 0.26
-    t = -0.5 if v == 'mug' else -0.3
-    if v == 'teacup':
+    if v == 'mug':
+        b = r.uniform(0.36, 0.46)
+        t = -0.5
+        p.ring('dark', 0.6, 0.02, 0.24, 0.12)
+        p.poly('base', (-0.56, t), (0.56, t), (b + 0.03, 0.6), (b - 0.1, 0.7), (-b + 0.1, 0.7), (-b - 0.03, 0.6))
+        p.poly('accent', (-0.55, -0.08), (0.55, -0.08), (0.5, 0.16), (-0.5, 0.16))
+    else:
+        t = -0.3
         p.oval('accent2', 0, 0.66, 0.86, 0.16)
         p.oval('accent', 0, 0.6, 0.86, 0.15)
-    p.ring('dark', 0.6 if v == 'mug' else 0.66, 0.02 if v == 'mug' else -0.02, 0.24 if v == 'mug' else 0.18, 0.12)
-    p.blob(
-        'base', (-0.58, t), (-0.57, 0.1), (-b, 0.6), (0, 0.7), (b, 0.6), (0.57, 0.1), (0.58, t)
-    ) if v == 'teacup' else p.poly(
-        'base', (-0.56, t), (0.56, t), (b + 0.03, 0.6), (b - 0.1, 0.7), (-b + 0.1, 0.7), (-b - 0.03, 0.6)
-    )
-    p.poly('accent', (-0.55, -0.08), (0.55, -0.08), (0.5, 0.16), (-0.5, 0.16)) if v == 'mug' else [
-        p.oval('accent', x, 0.1, 0.09) for x in (-0.3, 0, 0.3)
-    ]
+        p.ring('dark', 0.66, -0.02, 0.18, 0.12)
+        p.blob('base', (-0.58, t), (-0.57, 0.1), (-0.26, 0.6), (0, 0.7), (0.26, 0.6), (0.57, 0.1), (0.58, t))
+        for x in (-0.3, 0, 0.3):
+            p.oval('accent', x, 0.1, 0.09)
     p.oval('light', 0, t, 0.57, 0.15)
     p.oval('bark', 0, t + 0.02, 0.46, 0.1)
 
@@ -1138,7 +1124,7 @@ def shapes(
     y: float = 0.0,
     size: float = 1.0,  # Length of one of its units
 ) -> tuple:  # `Outlines` twice: the thing, and effects around it
-    "The outlines of `thing`"
+    "Draw the outlines of `thing`"
     k = thing['look']
     c = thing['category']
     if c not in _draw:

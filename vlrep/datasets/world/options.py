@@ -35,10 +35,6 @@ class WorldOptions:
     coarse: bool = False  # Are the labels to learn from groups (animal, vehicle, ...) instead of categories?
 
 # %% ../../../nbs/datasets/world/02_options.ipynb #808b8b93
-def _as_drawn(view):
-    return view
-
-
 DATASETS.add(
     DatasetBuilder(
         'world',
@@ -57,7 +53,7 @@ DATASETS.add(
         WorldOptions(),
         build='vlrep.datasets.world.build:build_world',
         recipe='world',
-        stored_size=_as_drawn,
+        stored_size=int,  # as they are drawn
         build_test='vlrep.datasets.world.build:build_test',
         redraw='vlrep.datasets.world.build:redraw_test',
         answers={'objects', 'domain_shift'},

@@ -68,12 +68,19 @@ def _alone(scene):
     return [o for o in scene['objects'] if cs.count(o['category']) == 1]
 
 
-def _also(o):
-    return [w for w in _names(o['category'], o['variant'], o['size']) if w != o['category']]
+def _pairs(objects):
+    "(a, b, where a is) for all pairs of which one is clearly beside, above or below the other"
+    pairs = ((a, b, relation(a, b)) for a in objects for b in objects if a is not b)
+    return [p for p in pairs if p[2] in _OPPOSITE]
 
 
-def _relatives(o):
-    return [c for c in CATEGORIES if GROUPS[c] == o['group'] and c != o['category']]
+_OPPOSITE = dict(left='right', right='left', above='below', below='above')
+
+
+def _absent(scene):
+    "The categories that might be in a scene, and are not"
+    there = {o['category'] for o in scene['objects']}
+    return [c for c in (CATEGORIES if scene['shifted'] else SEEN) if c not in there]
 
 
 def _q_what(s, r):
@@ -81,27 +88,35 @@ def _q_what(s, r):
     os = s['objects']
     found = []
     for side in ('left', 'right', 'middle'):
-        if len(x := [o for o in os if third_of(o) == side]) == 1:
-            found.append((f'What is {"in" if side == "middle" else "on"} the {side}?', x[0]))
+        there = [o for o in os if third_of(o) == side]
+        if len(there) == 1:
+            found.append((f'What is {"in" if side == "middle" else "on"} the {side}?', there[0]))
     for a in _alone(s):
         for rel in ('behind', 'front', 'above', 'below'):
-            if len(x := [o for o in os if o is not a and relation(o, a) == rel]) == 1:
-                found.append((f'What is {_relations[rel][0]} the {a["category"]}?', x[0]))
+            there = [o for o in os if o is not a and relation(o, a) == rel]
+            if len(there) == 1:
+                found.append((f'What is {_relations[rel][0]} the {a["category"]}?', there[0]))
     for k in ('animal', 'vehicle', 'plant', 'fruit', 'toy'):
-        if (x := [o for o in os if o['category'] in KINDS[k]]) and len({o['category'] for o in x}) == 1:
-            found.append((f'What {k} is in the picture?', x[0]))
+        there = [o for o in os if o['category'] in KINDS[k]]
+        if len({o['category'] for o in there}) == 1:
+            found.append((f'What {k} is in the picture?', there[0]))
     if not found:
         return None
     q, o = r.choice(found)
-    return q, o['category'], _also(o) * 2 + _relatives(o)
+    c = o['category']
+    synonyms = [w for w in _names(c, o['variant'], o['size']) if w != c]
+    relatives = [other for other in CATEGORIES if GROUPS[other] == o['group'] and other != c]
+    return q, c, synonyms + synonyms + relatives
 
 # %% ../../../nbs/datasets/world/30_questions.ipynb #3b33f9bf
 def _q_color(s, r):
     "What color is the dog?"
-    if not (x := _alone(s)):
+    x = _alone(s)
+    if not x:
         return None
     o = r.choice(x)
-    return f'What color is the {o["category"]}?', o['color'], _alike[o['color']] * 2 + (r.choice(list(COLORS)),)
+    alike = _alike[o['color']]
+    return f'What color is the {o["category"]}?', o['color'], [*alike, *alike, r.choice(list(COLORS))]
 
 
 def _q_number(s, r):
@@ -109,13 +124,14 @@ def _q_number(s, r):
     os = s['objects']
     k = r.random()
     o = r.choice(os)
+    kinds = [kind for kind, cs in KINDS.items() if any(p['category'] in cs for p in os)]
     if k < 0.2:
         n = len(os)
         q = 'How many things are in the picture?'
-    elif k < 0.45 and (w := [k for k, cs in KINDS.items() if any(p['category'] in cs for p in os)]):
-        w = r.choice(w)
-        n = sum(p['category'] in KINDS[w] for p in os)
-        q = f'How many {plural(w)} can you see?'
+    elif k < 0.45 and kinds:
+        kind = r.choice(kinds)
+        n = sum(p['category'] in KINDS[kind] for p in os)
+        q = f'How many {plural(kind)} can you see?'
     else:
         n = sum(p['category'] == o['category'] for p in os)
         q = f'How many {plural(o["category"])} are there?'
@@ -127,12 +143,9 @@ def _q_where(s, r):
     x = [o for o in _alone(s) if third_of(o)]
     place = _where.get(s['setting'])
     if place and (not x or r.random() < 0.5):
-        return (
-            'Where was this picture taken?',
-            place,
-            [p for p in _where.values() if r.random() < 0.3]
-            + ['outside' if place not in ('living room', 'kitchen') else 'inside'],
-        )
+        others = [p for p in _where.values() if r.random() < 0.3]
+        others.append('inside' if place in ('living room', 'kitchen') else 'outside')
+        return 'Where was this picture taken?', place, others
     if not x:
         return None
     o = r.choice(x)
@@ -145,49 +158,41 @@ def _q_action(s, r):
     if not x:
         return None
     o = r.choice(x)
-    return (
-        f'What is the {o["category"]} doing?',
-        o['action'],
-        [*_acts[o['action']][0], *_acts[o['action']][0], *ACTIONS[o['category']], 'nothing'],
-    )
+    alike = _acts[o['action']][0]
+    others = [*alike, *alike, *ACTIONS[o['category']], 'nothing']
+    return f'What is the {o["category"]} doing?', o['action'], others
 
 # %% ../../../nbs/datasets/world/30_questions.ipynb #1cecf2cd
 def _q_yesno(s, r):
     "Is there a dog? Is the dog brown? Is the dog running? Is the dog to the left of the tree?"
     yes = r.random() < 0.5
     k = r.random()
-    os = s['objects']
     x = _alone(s)
-    ans = 'yes' if yes else 'no'
-    other = ['no' if yes else 'yes'] * 3
+    ans, wrong = ('yes', 'no') if yes else ('no', 'yes')
+    other = [wrong, wrong, wrong]
     if k < 0.4 or not x:
-        there = {o['category'] for o in os}
-        c = r.choice(sorted(there) if yes else [c for c in (CATEGORIES if s['shifted'] else SEEN) if c not in there])
+        c = r.choice(sorted({o['category'] for o in s['objects']}) if yes else _absent(s))
         return f'Is there {article(c)} in the picture?', ans, other
     o = r.choice(x)
     if k < 0.6:
         c = o['color'] if yes else r.choice([c for c in COLORS if c != o['color']])
         return f'Is the {o["category"]} {c}?', ans, other
-    if k < 0.8 and len(acts := ACTIONS[o['category']]) > 1 and o['action']:
+    acts = ACTIONS[o['category']]
+    if k < 0.8 and len(acts) > 1 and o['action']:
         a = o['action'] if yes else r.choice([a for a in acts if a != o['action']])
         return f'Is the {o["category"]} {a}?', ans, other
-    pairs = [
-        (a, b, rel)
-        for a in x
-        for b in x
-        if a is not b and (rel := relation(a, b)) in ('left', 'right', 'above', 'below')
-    ]
+    pairs = _pairs(x)
     if not pairs:
-        return f'Is the {o["category"]} {o["color"] if yes else r.choice(_alike[o["color"]][:1])}?', ans, other
+        color = o['color'] if yes else r.choice(_alike[o['color']][:1])
+        return f'Is the {o["category"]} {color}?', ans, other
     a, b, rel = r.choice(pairs)
-    back = dict(left='right', right='left', above='below', below='above')[rel]
-    return f'Is the {a["category"]} {_relations[rel if yes else back][0]} the {b["category"]}?', ans, other
+    rel = rel if yes else _OPPOSITE[rel]
+    return f'Is the {a["category"]} {_relations[rel][0]} the {b["category"]}?', ans, other
 
 
 def _q_none(s, r):
     "A question that cannot be answered from the picture"
-    there = {o['category'] for o in s['objects']}
-    c = r.choice([c for c in (CATEGORIES if s['shifted'] else SEEN) if c not in there])
+    c = r.choice(_absent(s))
     o = r.choice(s['objects'])
     q, guess = r.choice(
         (
@@ -211,7 +216,7 @@ def ask(
     n: int = 6,  # How many
     unanswerable: float = 0.15,  # Share of questions that the picture does not answer
 ) -> list:  # Dicts: question, answers (ten), answer (what most say), kind, type, answerable
-    "Questions about a scene, each answered by ten people"
+    "Ask questions about a scene, each answered by ten people"
     if not scene['objects']:
         raise ValueError('nothing can be asked about a scene without objects')
     if n < 1 or not 0 <= unanswerable <= 1:
@@ -221,17 +226,22 @@ def ask(
     asked = set()
     kinds = list(_asks)
     r.shuffle(kinds)
-    tries = 0
-    while len(out) < n and (tries := tries + 1) < 12 * n:
+    for tries in range(1, 12 * n):
+        if len(out) == n:
+            break
         none = r.random() < unanswerable
-        kind = kinds[tries % len(kinds)]
-        if not (found := (_q_none if none else _asks[kind])(scene, r)) or found[0] in asked:
+        kind = 'none' if none else kinds[tries % len(kinds)]
+        found = _q_none(scene, r) if none else _asks[kind](scene, r)
+        if not found or found[0] in asked:
             continue
         q, a, others = found
         asked.add(q)
-        answers = _ten(r, a, list(others))
-        kind = 'none' if none else kind
-        type_ = kind if kind in ('number', 'yes/no') else UNANSWERABLE if none else 'other'
+        type_ = 'other'
+        if none:
+            type_ = UNANSWERABLE
+        elif kind in ('number', 'yes/no'):
+            type_ = kind
+        answers = _ten(r, a, others)
         out.append(dict(question=q, answers=answers, answer=a, kind=kind, type=type_, answerable=not none))
     return out
 
@@ -268,14 +278,14 @@ def _visible(s, r, true):
     x = _alone(s)
     k = r.random()
     o = r.choice(os)
-    pool = CATEGORIES if s['shifted'] else SEEN
-    there = {p['category'] for p in os}
     if k < 0.2:
-        return f'There is {article(o["category"] if true else r.choice([c for c in pool if c not in there]))}.'
+        return f'There is {article(o["category"] if true else r.choice(_absent(s)))}.'
     if k < 0.4:
         n = sum(p['category'] == o['category'] for p in os)
         m = n if true else r.choice([m for m in (1, 2, 3, 4) if m != n])
-        return f'There {"is" if m == 1 else "are"} exactly {_digit[m]} {(str if m == 1 else plural)(o["category"])}.'
+        if m == 1:
+            return f'There is exactly one {o["category"]}.'
+        return f'There are exactly {_digit[m]} {plural(o["category"])}.'
     if k < 0.5:
         t = s['setting'] if true else r.choice([t for t in SETTINGS if t != s['setting']])
         return f'The picture was taken {_here[t]}.'
@@ -286,29 +296,27 @@ def _visible(s, r, true):
     o = r.choice(x)
     acts = ACTIONS[o['category']]
     if k < 0.7 and o['action'] and (true or len(acts) > 1):
-        return f'The {o["category"]} is {o["action"] if true else r.choice([a for a in acts if a != o["action"]])}.'
-    pairs = [
-        (a, b, rel)
-        for a in x
-        for b in x
-        if a is not b and (rel := relation(a, b)) in ('left', 'right', 'above', 'below')
-    ]
+        action = o['action'] if true else r.choice([a for a in acts if a != o['action']])
+        return f'The {o["category"]} is {action}.'
+    pairs = _pairs(x)
     if k < 0.85 and pairs:
         a, b, rel = r.choice(pairs)
-        rel = rel if true else dict(left='right', right='left', above='below', below='above')[rel]
+        rel = rel if true else _OPPOSITE[rel]
         return f'The {a["category"]} is {_relations[rel][0]} the {b["category"]}.'
-    return f'The {o["category"]} is {o["color"] if true else r.choice([c for c in COLORS if c != o["color"]])}.'
+    color = o['color'] if true else r.choice([c for c in COLORS if c != o['color']])
+    return f'The {o["category"]} is {color}.'
 
 # %% ../../../nbs/datasets/world/30_questions.ipynb #601bec7b
 def _neutral(s, r):
     "A claim that the picture does not decide"
-    o = r.choice(_alone(s) or s['objects'])
-    the = f'The {o["category"]}' if o in _alone(s) else f'One of the {plural(o["category"])}'
+    alone = _alone(s)
+    o = r.choice(alone or s['objects'])
     k = r.random()
     if k < 0.15:
-        return f'Somebody is looking for the {o["category"]}.' if the.startswith('The') else 'Somebody will come soon.'
+        return f'Somebody is looking for the {o["category"]}.' if alone else 'Somebody will come soon.'
     if k < 0.3:
         return f'There is {article(r.choice(SEEN))} outside the picture.'
+    the = f'The {o["category"]}' if alone else f'One of the {plural(o["category"])}'
     return f'{the} {r.choice(_unseen[o["group"]])}.'
 
 
@@ -317,7 +325,7 @@ def state(
     *key,  # What makes these statements different from others, e.g. the scene's number
     n: int = 6,  # How many; labels take turns
 ) -> list:  # Dicts: text, label
-    "Statements about a scene, as many that follow as contradict it as are undecided"
+    "Make statements about a scene, as many that follow as contradict it as are undecided"
     if not scene['objects']:
         raise ValueError('nothing can be stated about a scene without objects')
     r = Random(seed_of('state', *key))

@@ -37,7 +37,7 @@ def read_world_task(
     options: WorldTaskOptions = WorldTaskOptions(),  # How many scenes
     log: Callable = print,  # Not used: nothing is left out
 ) -> TaskDataset:
-    "The examples of a task about scenes"
+    "Read the examples of a task about scenes"
     if task not in _ASKS:
         raise did_you_mean('task of the world', task, _ASKS)
     n = dict(train=options.scenes, valid=options.valid, test=options.test).get(split)
