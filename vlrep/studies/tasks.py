@@ -19,7 +19,7 @@ from ..core.text_files import raw_lines
 from ..experiments.commands import pretrain
 from ..experiments.finetune import finetune
 from ..reports.weight_drift import weight_drift
-from .plan import Arm, Study, arm_recipe, change_texts, task_plan
+from .plan import Study, Variant, change_texts, task_plan, variant_recipe
 from .verdicts import constant_row
 from ..training.callbacks import TrainingDiverged
 from ..training.run_folder import load
@@ -41,13 +41,13 @@ def task_trouble(
 def _finetune(study, job, steps=0, log=print):
     "A fine-tuning, new or resumed"
     folder = Path(job['folder'])
-    arm = study.arm(job['arm'])
+    variant = study.variant(job['variant'])
     if any((folder / 'steps').glob('*')) or (folder / 'best').is_dir():
         return finetune(folder, resume=True, max_damaged=study.max_damaged, log=log)
     shutil.rmtree(folder, ignore_errors=True)  # it was killed before its first checkpoint
     trial = job['kind'] == 'task_trial'
-    source = Path(job['out']) / 'runs' / f'{arm.name}-{study.seeds[0] if trial else job["seed"]}'
-    draws = 0 if trial else arm_recipe(study, arm)[1].draws
+    source = Path(job['out']) / 'runs' / f'{variant.name}-{study.seeds[0] if trial else job["seed"]}'
+    draws = 0 if trial else variant_recipe(study, variant)[1].draws
     changes = task_plan(study, job['task'], job['mode'], job['values'], steps=steps, draws=draws)[2]
     finetune(
         source,
@@ -72,7 +72,7 @@ def _log_trouble(folder):
 # %% ../../nbs/studies/50_tasks.ipynb #c4fa89cc
 def train_task_trial(
     study: Study,  # With `finetune`
-    job: dict,  # From `vlrep.studies.runs`: arm, folder, out, task, mode, values, seed
+    job: dict,  # From `vlrep.studies.runs`: variant, folder, out, task, mode, values, seed
     log: callable = print,  # Called with lines about the progress
 ) -> dict:  # `score`, None if the training failed; `unstable`: how it went wrong; `error`; cost
     "Fine-tune for a trial: only its results on validation scenes are kept"
@@ -103,7 +103,7 @@ def train_task(
 
 # %% ../../nbs/studies/50_tasks.ipynb #0b7fdd6b
 def _question(row, task):
-    "A row of the test scenes, under the name that contrasts use; None for other rows"
+    "A row of the test scenes, under the name that comparisons use; None for other rows"
     whole, _, metric = row['question'].partition(', ')
     if whole != f'{task} test':
         return None
@@ -124,7 +124,7 @@ def task_line(
     rows = [r | dict(backbone=names.get(r['backbone'], r['backbone'])) for r in rows]
     numbers = {mode: rows}
     if mode == 'full' and not run.info['finetune']['grid_and_text']:
-        before = load(Path(job['out']) / 'runs' / f'{job["arm"]}-{job["seed"]}').weights('best')
+        before = load(Path(job['out']) / 'runs' / f'{job["variant"]}-{job["seed"]}').weights('best')
         turned = np.mean([r['angle'] for r in weight_drift(before, run.weights('best'))])
         numbers['drift'] = [constant_row(task, 'percent of half a turn', line['method'], round(100 * turned, 4))]
     return dict(
@@ -159,10 +159,10 @@ def _task_seconds(study, source, task, mode, folder):
 
 def measured_task_speed(
     study: Study,  # With `finetune`
-    arm: Arm,  # One of its arms
+    variant: Variant,  # One of its variants
 ) -> dict:  # (task, mode) -> seconds of a fine-tuning, at most, and of one step
     "Time of the fine-tunings of a run on this machine, with one thread"
-    recipe, options = arm_recipe(study, arm)
+    recipe, options = variant_recipe(study, variant)
     few = dict(
         steps=0,
         scenes=64,
@@ -179,21 +179,22 @@ def measured_task_speed(
     if not hasattr(recipe, 'source'):
         few |= dict(steps=2, warmup=1)
     few = {k: v for k, v in few.items() if hasattr(recipe, k) or hasattr(options, k)}
-    own = {k: v for k, v in arm.changes.items() if k not in ('generated', 'part')}
+    own = {k: v for k, v in variant.changes.items() if k not in ('generated', 'part')}
     texts = change_texts({**study.options, **own, **few})
     with tempfile.TemporaryDirectory() as tmp:
         pretrain(
-            arm.method,
-            arm.recipe or None,
+            variant.method,
+            variant.recipe or None,
             texts,
             study.data,
             out=Path(tmp) / 'run',
             threads=1,
             precision=study.precision,
-            backbone=arm.backbone or None,
+            backbone=variant.backbone or None,
             max_damaged=study.max_damaged,
             log=noop,
         )
         return {
-            (t, m): _task_seconds(study, Path(tmp) / 'run', t, m, Path(tmp) / f'{t}-{m}') for t, m in study.jobs(arm)
+            (t, m): _task_seconds(study, Path(tmp) / 'run', t, m, Path(tmp) / f'{t}-{m}')
+            for t, m in study.jobs(variant)
         }
