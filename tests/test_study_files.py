@@ -53,7 +53,7 @@ BAD = [
     ("name = 'tiny'", "name = 'tiny'\nequal = [1]", 'equal: 1: expected a list of words'),
     ("name = 'tiny'", "name = 'tiny'\nequal = ['views', 'views']", "equal: 'views' occurs twice"),
     ("name = 'tiny'", "name = 'tiny'\nmargin = nan", 'margin=nan: must be from 0 to 100'),
-    ("name = 'tiny'", "name = 'tiny'\nmargin = 0", 'margin=0: must be'),
+    ("name = 'tiny'", "name = 'tiny'\nmargin = -1", 'margin=-1: must be from 0 to 100'),
     ("name = 'tiny'", "name = 'tiny'\nask = ['vsepp']", "ask=('vsepp',): expected a table"),
     ("name = 'tiny'", "name = 'tiny'\nfile = 'a'", "unknown field 'file'"),
     ("name = 'tiny'", "name = 'tiny'\nchanged = ['a']", "unknown field 'changed'"),

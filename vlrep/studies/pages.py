@@ -146,8 +146,11 @@ def verdict_text(
     rows = comparison_rows(judge_study(study, lines))
     if not lines:
         rows = [{k: r[k].split(' (')[0] for k in _PLANNED} for r in rows]
-    rows = [{k: v for k, v in r.items() if k not in without} for r in rows]
-    return '\n\n'.join([*([f'**{title}**'] if title else []), rows_markdown(rows), *study_notes(study, lines)])
+    table = rows_markdown([{k: v for k, v in r.items() if k not in without} for r in rows])
+    parts = [table, *study_notes(study, lines)]
+    if title:
+        parts.insert(0, f'**{title}**')
+    return '\n\n'.join(parts)
 
 
 def score_text(

@@ -344,7 +344,9 @@ def quick_table(
         raise ValueError(f'{at}.trials={quick["trials"]}: at least 1')
     keep = quick.get('keep') or names
     for a in (a for a in out['variants'] if a['name'] in keep):
-        _check_kept(a, keep, at)
+        source = _source_of(str(a.get('weights', '')), a.get('changes', {}))
+        if source and source not in keep:
+            raise ValueError(f'{at}.keep: {a["name"]} depends on the run of {source}; keep it, too')
     there = {f.name for a in out['variants'] if a['name'] in keep for f in fields(METHODS[a['method']].recipe)}
     for k in quick.get('changes', {}):
         _known(f'{at}.changes', 'field of recipes', k, there)
@@ -487,7 +489,9 @@ def _held(study, variant, k):
         return v
     if k in ('views', 'steps'):
         return v + w
-    return v if w == v else w if v is None else (*v, *w)  # other images or captions are more of them
+    if v is None or v == w:
+        return w
+    return *v, *w  # other images or captions are more of them
 
 # %% ../../nbs/studies/10_plan.ipynb #5b1d0e73
 def held_equal(
@@ -651,13 +655,6 @@ def _check_source(study, variant, at):
         return _check_start(study, variant, source, field)
     if 'source' in {f.name for f in fields(METHODS[source.method].recipe)}:
         raise ValueError(f'{field}: {source.method} writes no captions; take a variant such as virtex')
-
-
-def _check_kept(variant, keep, at):
-    "Is the variant that this one depends on kept, too?"
-    name = _source_of(str(variant.get('weights', '')), variant.get('changes', {}))
-    if name and name not in keep:
-        raise ValueError(f'{at}.keep: {variant["name"]} depends on the run of {name}; keep it, too')
 
 
 def _check_start(study, variant, source, at):

@@ -21,7 +21,7 @@ from ..core.files import FilePath, atomic_file
 from ..core.plotting import INK, drawable, png_uri
 from ..core.text_files import read_toml
 from ..evaluation.base import EVALUATIONS
-from ..experiments.comparisons import t975
+from ..experiments.comparisons import difference
 from ..reports.figures import ask_name, curves_svg, facts_html, figures_html, page_html, table_html
 from ..reports.instability import dagger
 from ..reports.page import shown_files
@@ -119,11 +119,12 @@ def _cell(rows):
     "Mean and half of the 95 % interval over seeds and test scenes, and how many seeds; `rows`: one of each seed"
     if not rows:
         return 'not run'
-    v = [r['value'] for r in rows]
-    k = len(rows)
-    s_scene = np.mean([r['draws'] for r in rows], 0).std(ddof=1)
-    half = math.hypot(t975(k - 1) * np.std(v, ddof=1) / k**0.5 if k > 1 else 0.0, 1.96 * s_scene)
-    return f'{np.mean(v):.1f} ± {half:.1f} ({k} seed{("s" if k > 1 else "")}{(", scenes alone" if k == 1 else "")})'
+    values = [r['value'] for r in rows]
+    draws = [r['draws'] for r in rows]
+    if len(rows) == 1:
+        return f'{values[0]:.1f} ± {1.96 * np.std(draws, ddof=1):.1f} (1 seed, scenes alone)'
+    d = difference(values, np.zeros(len(rows)), draws, np.zeros((len(rows), 1)))
+    return f'{d.diff:.1f} ± {d.half:.1f} ({len(rows)} seeds)'
 
 
 def task_rows_of(

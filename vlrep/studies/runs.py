@@ -8,6 +8,7 @@ __all__ = ['files_hash', 'run_facts', 'ask_run', 'do_job', 'job_main', 'run_jobs
            'plan_study']
 
 # %% ../../nbs/studies/60_runs.ipynb #55773d03
+import copy
 import hashlib
 import json
 import os
@@ -60,10 +61,6 @@ from ..training.resume import differences
 from ..training.run_folder import load
 
 # %% ../../nbs/studies/60_runs.ipynb #1c07b271
-def _plugin_hash(files):
-    return ', '.join(f'{Path(f).name} {file_sha256(f)[:12]}' for f in files)
-
-
 @cache
 def files_hash(
     root: str,  # A folder, a file, or a pattern
@@ -82,16 +79,17 @@ def run_facts(
     study: Study,  # The study
 ) -> dict:  # Of plain values
     "What its results depend on, in addition to the study's file"
-    photos = dict(photos=files_hash(study.root)) if study.root else {}
-    return dict(
+    facts = dict(
         commit=commit(),
         versions=versions(),
         processor=processor(),
         threads=1,
         precision=study_precision(study),
-        plugins=_plugin_hash(plugin_files()),
-        **photos,
+        plugins=', '.join(f'{Path(f).name} {file_sha256(f)[:12]}' for f in plugin_files()),
     )
+    if study.root:
+        facts['photos'] = files_hash(study.root)
+    return facts
 
 # %% ../../nbs/studies/60_runs.ipynb #f3725330
 def _asked(folder):
@@ -158,20 +156,6 @@ def _run_job(study, job, log):
     ask_run(study, folder, log)
 
 # %% ../../nbs/studies/60_runs.ipynb #84d0eff6
-def _do(study, job, folder, log):
-    "`do_job`, with the study read"
-    if job['kind'] == 'run':
-        return _run_job(study, job, log)
-    if job['kind'] == 'task':
-        return train_task(study, job, log)
-    if job['kind'] == 'task_trial':
-        got = train_task_trial(study, job, log)
-    else:
-        got = train_trial(study, study.variant(job['variant']), job['values'], job['steps'], folder, log=log)
-    folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / 'trial.json', got)
-
-
 @contextmanager
 def _advice_for(study):
     "Name `max_damaged` of a study's file where a message names the option of `vlrep-pretrain`"
@@ -201,7 +185,18 @@ def do_job(
     torch.set_num_threads(1)
     try:
         with _advice_for(study):
-            _do(study, job, folder, log)
+            if job['kind'] == 'run':
+                _run_job(study, job, log)
+            elif job['kind'] == 'task':
+                train_task(study, job, log)
+            else:
+                if job['kind'] == 'task_trial':
+                    got = train_task_trial(study, job, log)
+                else:
+                    variant = study.variant(job['variant'])
+                    got = train_trial(study, variant, job['values'], job['steps'], folder, log=log)
+                folder.mkdir(parents=True, exist_ok=True)
+                write_json(folder / 'trial.json', got)
     except TrainingDiverged as e:
         folder.mkdir(parents=True, exist_ok=True)
         write_json(folder / 'diverged.json', dict(error=' '.join(str(e).split())))
@@ -248,15 +243,6 @@ def _started(job, logs):
             start_new_session=True,
         )
 
-
-def _ended(job, code, logs):
-    "An error if a process did not end well"
-    if not code:
-        return
-    log = logs / f'{_name(job)}.log'
-    last = (log.read_text(errors='replace').strip().splitlines() or ['no word'])[-1]
-    raise ValueError(f'{job["folder"]}: ended with code {code}: {last[:300]} (all of it in {log})')
-
 # %% ../../nbs/studies/60_runs.ipynb #6d42c5c6
 def run_jobs(
     jobs: list,  # As `do_job` takes them
@@ -284,18 +270,16 @@ def run_jobs(
                     raise TrainingInterrupted(note.got)
                 for job, p in [r for r in running if r[1].poll() is not None]:
                     running.remove((job, p))
-                    _ended(job, p.returncode, logs)
+                    if p.returncode:
+                        file = logs / f'{_name(job)}.log'
+                        last = (file.read_text(errors='replace').strip().splitlines() or ['no word'])[-1]
+                        raise ValueError(
+                            f'{job["folder"]}: ended with code {p.returncode}: {last[:300]} (all of it in {file})'
+                        )
                     yield job
                 time.sleep(0.1)
         finally:
             end_processes([p for _, p in running], _PATIENCE)
-
-# %% ../../nbs/studies/60_runs.ipynb #627339c1
-def _packed(line):
-    "A line as text, the redraws of a run packed"
-    if line['kind'] in ('run', 'task'):
-        line = pack_draws(json.loads(json.dumps(line)))
-    return json.dumps(line, separators=(',', ':'))
 
 # %% ../../nbs/studies/60_runs.ipynb #037e4030
 class StudyFolder:
@@ -345,7 +329,12 @@ class StudyFolder:
     def write(self) -> None:
         "Write all lines, whole or not at all"
         with atomic_file(self.path / 'study.jsonl') as new:
-            new.write_text(''.join(f'{_packed(l)}\n' for l in [self.head, *self.lines]), encoding='utf-8')
+            lines = [self.head]
+            for line in self.lines:
+                measured = line['kind'] in ('run', 'task')
+                lines.append(pack_draws(copy.deepcopy(line)) if measured else line)
+            texts = [json.dumps(line, separators=(',', ':')) for line in lines]
+            new.write_text('\n'.join(texts) + '\n', encoding='utf-8')
 
     def add(
         self,
@@ -426,17 +415,6 @@ def _other_trial(study, line):
     return differences({k: line[k] for k in now}, now)
 
 # %% ../../nbs/studies/60_runs.ipynb #567d9d7f
-def _checked_task(study, line, at):
-    "What the line of a fine-tuning should specify; a `ValueError` if the study no longer has this fine-tuning"
-    if (
-        (line['task'], line['mode']) not in study.jobs(study.variant(line['variant']))
-        or 'trial' in line
-        and line['trial'] >= len(study.finetune.grid)
-    ):
-        raise ValueError(f'{at}{_who(line)}: is no part of {study.file} any more; choose another --out')
-    return _task_spec(study, line)
-
-
 def check_line(
     folder: StudyFolder,  # Of the line
     line: dict,  # A trial, a run, or one that was begun
@@ -455,7 +433,10 @@ def check_line(
     if trial and not study.tune:
         raise ValueError(f'{at}{_who(line)}: {study.file} has no [tune] any more; choose another --out')
     if 'task' in line:
-        spec = _checked_task(study, line, at)
+        planned = (line['task'], line['mode']) in study.jobs(study.variant(line['variant']))
+        if not planned or 'trial' in line and line['trial'] >= len(study.finetune.grid):
+            raise ValueError(f'{at}{_who(line)}: is no part of {study.file} any more; choose another --out')
+        spec = _task_spec(study, line)
     else:
         spec = _spec(study, study.variant(line['variant']), line['values'], line['steps'] if trial else None)
     diffs = differences(line['spec'], spec) or (_other_trial(study, line) if trial else [])
@@ -862,13 +843,10 @@ def measured_speed(
         )
     finally:
         torch.set_num_threads(threads)
-    looks = -(-recipe.steps * recipe.bs // _images(options)) * got['look']
+    # images to learn from, as far as they are known before they are there
+    images = max(1, round(getattr(options, 'scenes', 10_000) * getattr(options, 'part', 1.0)))
+    looks = -(-recipe.steps * recipe.bs // images) * got['look']
     return (got['step'] * recipe.steps + looks) / got['views'], 0.0
-
-
-def _images(options):
-    "Images to learn from, as far as they are known before they are there"
-    return max(1, round(getattr(options, 'scenes', 10_000) * getattr(options, 'part', 1.0)))
 
 # %% ../../nbs/studies/60_runs.ipynb #2d496302
 def recorded_tasks(

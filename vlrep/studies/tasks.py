@@ -117,7 +117,8 @@ def task_line(
     "The result of a fine-tuning, from its run folder and that of the pretrained run"
     run = load(job['folder'])
     line = last_result(run.path)
-    (task, mode) = (job['task'], job['mode'])
+    task = job['task']
+    mode = job['mode']
     rows = [r for row in line['numbers']['table'] if (r := _question(row, task))]
     # a blind model, and a frozen one, are called by their method as all others are
     names = {f'{line["method"]}{extra}': line['method'] for extra in (', frozen', ', blind', '')}

@@ -77,13 +77,6 @@ def study_precision(
     return choose_precision('cuda' if torch.cuda.is_available() else 'cpu', study.precision)
 
 
-def _method(study, variant, out):
-    "A variant's method; its backbone starts from a run of the study if the variant says so"
-    at = source_run(study, variant, out, study.seeds[0]) if variant.weights else ''
-    file, name, _ = run_backbone(at, variant.backbone or None) if at else (None, variant.backbone or None, [])
-    return with_backbone(METHODS[variant.method], name, file)
-
-
 def _trained(study, method, recipe, options, splits, *, folder, log):
     "A learner with the weights of its best checkpoint"
     tok = method.train_tokenizer(recipe, splits['train'])
@@ -131,7 +124,12 @@ def train_trial(
     )
     # no trial without its start
     recipe = shorter(recipe, steps)
-    method = _method(study, variant, folder.parent.parent)
+    weights = None
+    backbone = variant.backbone or None
+    if variant.weights:
+        start = source_run(study, variant, folder.parent.parent, study.seeds[0])
+        weights, backbone, _ = run_backbone(start, backbone)
+    method = with_backbone(METHODS[variant.method], backbone, weights)
     out = dict(score=None, unstable='', error='', views=0)
     # what is wrong with the data is no fault of the trial
     splits = open_splits(
