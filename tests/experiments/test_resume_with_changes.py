@@ -217,5 +217,5 @@ def test_a_study_that_lost_a_line_deletes_nothing(plain, tmp_path):
     folder = StudyFolder(tmp_path / 'out', read_toml(tmp_path / 's.toml'), 's.toml')
     there = shutil.copytree(plain, tmp_path / 'out' / 'runs' / 'sets-0')
     with pytest.raises(ValueError, match='sets-0: holds a run of which .*study.jsonl has no line'):
-        _begin(folder, dict(arm='sets', seed=0, values={}, spec={}), dict(folder=str(there)))
+        _begin(folder, dict(variant='sets', seed=0, values={}, spec={}), dict(folder=str(there)))
     assert (there / 'recipe.json').exists() and (there / 'best').is_dir()

@@ -480,10 +480,6 @@ def test_committed_data_is_small():
 # ---------------------------------------------------------------- results
 
 
-def lines_of(name):
-    return [json.loads(l) for l in read(ROOT / 'data' / 'results' / name).splitlines()]
-
-
 def test_results_name_their_commit():
     "Every run that a table shows; lines of trials, choices and fine-tuned tasks belong to the runs of their study"
     found = []
@@ -502,7 +498,9 @@ def test_results_name_their_commit():
 
 def test_resumed_runs_are_counted():
     "A run that was resumed when its training was complete took no time for it: data/README.md says how many did so"
-    trained = [max(l['seconds'].get(k, 0) for k in ('loctex', 'bicaptioning')) for l in lines_of('loctex.jsonl')]
+    lines = [json.loads(l) for l in read(ROOT / 'data' / 'studies' / 'loctex_first.jsonl').splitlines()]
+    seconds = [l['seconds'] for l in lines if l['kind'] == 'run']
+    trained = [max(s.get('loctex', 0), s.get('bicaptioning', 0)) for s in seconds]
     number = 'None One Two Three Four Five Six'.split()[sum(s < 1 for s in trained)]
     assert f'{number} of them were stopped and resumed' in read(ROOT / 'data' / 'README.md')
 

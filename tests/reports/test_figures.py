@@ -11,23 +11,17 @@ from vlrep.core.plotting import bars, drawable, show_images
 from vlrep.evaluation.captioning import show_attention
 from vlrep.evaluation.data_efficiency import efficiency_curve
 from vlrep.evaluation.retrieval.pictures import nearest_captions, nearest_images
-from vlrep.experiments.comparisons import show_claims
 from vlrep.reports.weight_drift import drift_figure
-from vlrep.studies.report import show_contrasts
+from vlrep.studies.report import show_comparisons
 
 ODD = [r'$\foo{$', '$', r'\$x$ and $', '海辺の青い', 'a\x07b', '\U000f0000']
 SQUARE = np.zeros((8, 8, 3), np.uint8)
 
 
-def _claims(name):
-    row = dict(name=name, question=name, diff=1.0, half=0.5, each={0: 1.0}, verdict='replicates')
-    return show_claims([row | dict(left=name, right=name, a=name, b=name)])
-
-
-def _contrasts(name):
-    names = dict.fromkeys(('id', 'text', 'a', 'b', 'question'), name)
-    numbers = dict(p=0.01, holm=0.02, diff=1.0, half=0.5, margin=1.0, each={0: 1.0}, sign=1, size=2.0)
-    return show_contrasts([dict(verdict='replicates', unstable={}, **names, **numbers)])
+def _comparisons(name):
+    names = dict.fromkeys(('id', 'text', 'treatment', 'control', 'question'), name)
+    numbers = dict(p=0.01, holm=0.02, diff=1.0, half=0.5, margin=1.0, each={0: 1.0}, direction=1, size=2.0)
+    return show_comparisons([dict(verdict='replicates', unstable={}, **names, **numbers)])
 
 
 def _drift(name):
@@ -47,8 +41,7 @@ FIGURES = dict(
     nearest_images=lambda t: nearest_images(
         dict(captions=[(0, [(0, 0.5, True), (1, 0.1, False)])]), [t], lambda i: SQUARE
     ),
-    show_claims=_claims,
-    show_contrasts=_contrasts,
+    show_comparisons=_comparisons,
     drift_figure=_drift,
 )
 

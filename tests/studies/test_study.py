@@ -20,7 +20,7 @@ from vlrep.experiments.pretrain import pretrain
 from vlrep.experiments.spec import finetune_spec, run_spec
 from vlrep.models.named import weights_digest
 from vlrep.studies import tuning as study_tuning
-from vlrep.studies.plan import arm_recipe, read_study, read_toml, task_plan
+from vlrep.studies.plan import read_study, read_toml, task_plan, variant_recipe
 from vlrep.studies.report import write_study_report
 from vlrep.studies.runs import StudyFolder, plan_study, run_study
 from vlrep.studies.tuning import tuning_rounds
@@ -31,7 +31,7 @@ from vlrep.studies.verdicts import (
     needed_seeds,
     p_value,
     read_study_lines,
-    study_verdict,
+    verdict,
 )
 from vlrep.training.callbacks import TrainingDiverged
 from vlrep.training.interrupts import TrainingInterrupted
@@ -109,7 +109,7 @@ def test_a_finished_study_is_complete(done):
     study, lines = read_study_lines(done['out'])
     kinds = [l['kind'] for l in lines]
     assert {k: kinds.count(k) for k in set(kinds)} == dict(trial=6, choice=2, run=4)
-    assert sorted((l['arm'], l['seed']) for l in lines if l['kind'] == 'run') == [
+    assert sorted((l['variant'], l['seed']) for l in lines if l['kind'] == 'run') == [
         ('labels', 0),
         ('labels', 1),
         ('sets', 0),
@@ -120,22 +120,22 @@ def test_a_finished_study_is_complete(done):
 
 
 def test_trials_are_alike_and_on_validation_scenes(done):
-    "Each arm has two trials of 4 steps and one of 8; what is chosen is best; the absurd rate fails and is not chosen"
+    "Each variant has two trials of 4 steps and one of 8; the best is chosen; the absurd rate fails"
     study, lines = read_study_lines(done['out'])
     trials = [l for l in lines if l['kind'] == 'trial']
     assert tuning_rounds(study.tune, 2) == [(4, 2), (8, 1)]
     for a in ('sets', 'labels'):
-        own = [l for l in trials if l['arm'] == a]
+        own = [l for l in trials if l['variant'] == a]
         assert [(l['round'], l['steps'], l['seed']) for l in own] == [(0, 4, 1000), (0, 4, 1000), (1, 8, 1000)]
         good = [l for l in own[:2] if not (l['error'] or l['unstable'])] or own[:2]
         assert own[2]['trial'] == max(good, key=lambda l: l['score'])['trial']
     wild = [l for l in trials if l['values'].get('cnn_lr') == 1e6]
     assert len(wild) == 1 and (wild[0]['error'] or wild[0]['unstable'])
-    chosen = {l['arm']: l['values'] for l in lines if l['kind'] == 'choice'}
+    chosen = {l['variant']: l['values'] for l in lines if l['kind'] == 'choice'}
     assert chosen['labels'] == {'cnn_lr': 0.5}
     for l in lines:
         if l['kind'] == 'run':
-            assert l['spec']['recipe']['cnn_lr'] == chosen[l['arm']]['cnn_lr']
+            assert l['spec']['recipe']['cnn_lr'] == chosen[l['variant']]['cnn_lr']
     page = (done['out'] / 'report.md').read_text()
     assert '| labels † |' in page and '† labels, trial 2 of round 1: ' in page
 
@@ -160,10 +160,10 @@ def test_a_study_goes_on_where_it_was(done):
 def test_a_killed_run_of_a_study_has_the_same_bits(done, tmp_path):
     "The run that was stopped, killed and finished is the run that is trained at once"
     study, lines = read_study_lines(done['out'])
-    line = next(l for l in lines if l['kind'] == 'run' and (l['arm'], l['seed']) == ('sets', 0))
+    line = next(l for l in lines if l['kind'] == 'run' and (l['variant'], l['seed']) == ('sets', 0))
     changes = [
         f'{k}={str(v).lower() if isinstance(v, bool) else v}'
-        for k, v in {**study.options, **study.arms[0].changes, **line['values']}.items()
+        for k, v in {**study.options, **study.variants[0].changes, **line['values']}.items()
     ]
     pretrain(run_spec('token_cls', changes, seed=0, threads=1, precision='fp32'), out=tmp_path / 'whole', log=str)
     whole = load(tmp_path / 'whole')
@@ -197,21 +197,21 @@ def test_lines_of_other_code_are_not_mixed_in(done, capsys):
 
 
 def test_what_was_changed_after_the_first_result_is_said(done, tmp_path):
-    "A sign, the margin and a contrast of today are judged, and named on the page, whoever writes it, and from then on"
+    "A direction, the margin and a comparison of today are judged, and named on the page, whoever writes it"
     out = tmp_path / 'out'
     file = tmp_path / 'tiny.toml'
     shutil.copytree(done['out'], out)
     file.write_text(
-        STUDY.replace('[data]', 'margin = 0.5\n[data]', 1) + "sign = 0\n\n[[contrasts]]\nid = 'Y'\n"
-        "text = 'new'\na = 'sets'\nb = 'chance'\n"
+        STUDY.replace('[data]', 'margin = 0.5\n[data]', 1) + "direction = 0\n\n[[comparisons]]\nid = 'Y'\n"
+        "text = 'new'\ntreatment = 'sets'\ncontrol = 'chance'\n"
     )
     run_study(file, out, log=str)
-    want = 'margin was 1.0, now 0.5; contrast Y was added; contrast X: sign was 1, now 0'
+    want = 'margin was 1.0, now 0.5; comparison Y was added; comparison X: direction was 1, now 0'
     for _ in range(2):
         assert f'changed in {file} after the first result: {want}' in (out / 'report.md').read_text()
         write_study_report(out)
     study, lines = read_study_lines(out)
-    assert [r['sign'] for r in judge_study(study, lines)] == [0, 1] and '; '.join(study.changed) == want
+    assert [r['direction'] for r in judge_study(study, lines)] == [0, 1] and '; '.join(study.changed) == want
     file.write_text(STUDY)  # as it was: nothing is left to be said
     run_study(file, out, log=str)
     assert 'after the first result' not in (out / 'report.md').read_text()
@@ -223,20 +223,26 @@ def test_what_was_changed_after_the_first_result_is_said(done, tmp_path):
 
 
 def test_one_contrast_that_cannot_be_judged_leaves_the_others(done, tmp_path):
-    "A missing table, question, arm or field is the reason in its row, and the page is written"
+    "A missing table, question, variant or field is the reason in its row, and the page is written"
     out = tmp_path / 'out'
     shutil.copytree(done['out'], out)
     head, *lines = [json.loads(l) for l in (out / 'study.jsonl').read_text().splitlines()]
-    base = head['table']['contrasts'][0]
+    base = head['table']['comparisons'][0]
     head['file'] = str(tmp_path / 'gone.toml')
-    more = [dict(table='lost'), dict(question='colour'), dict(b='nobody'), dict(b='@supervised'), dict(b='chance')]
-    head['table']['contrasts'] += [base | m | dict(id=f'N{i}') for i, m in enumerate(more)]
+    more = [
+        dict(table='lost'),
+        dict(question='colour'),
+        dict(control='nobody'),
+        dict(control='@supervised'),
+        dict(control='chance'),
+    ]
+    head['table']['comparisons'] += [base | m | dict(id=f'N{i}') for i, m in enumerate(more)]
     (out / 'study.jsonl').write_text('\n'.join(map(json.dumps, [head, *lines])) + '\n')
     page = write_study_report(out).parent / 'report.md'
     rows = {r['id']: r['verdict'] for r in judge_study(*read_study_lines(out))}
     assert rows['N0'].startswith("not run (sets 0: no 'objects' in 'lost'")
     assert not any(rows[k].startswith(('not run', 'not judged')) for k in ('X', 'N4'))
-    for i, says in ((1, "no 'colour' of token_cls"), (2, "no arm 'nobody'"), (3, "no 'objects' of supervised")):
+    for i, says in ((1, "no 'colour' of token_cls"), (2, "no variant 'nobody'"), (3, "no 'objects' of supervised")):
         assert rows[f'N{i}'].startswith('not judged (') and says in rows[f'N{i}'] and says in page.read_text()
     head['table']['seeds'] = [0]
     (out / 'study.jsonl').write_text('\n'.join(map(json.dumps, [head, *lines])) + '\n')
@@ -264,11 +270,11 @@ def test_another_choice_of_tuning_is_refused(done, capsys):
     path = done['out'] / 'study.jsonl'
     was = path.read_bytes()
     lines = [json.loads(l) for l in was.decode().splitlines()]
-    next(l for l in lines if l['kind'] == 'choice' and l['arm'] == 'sets')['values'] = {'cnn_lr': 0.9}
+    next(l for l in lines if l['kind'] == 'choice' and l['variant'] == 'sets')['values'] = {'cnn_lr': 0.9}
     path.write_text('\n'.join(map(json.dumps, lines)) + '\n')
     try:
         said = refused(capsys, 'study', 'run', done['file'], '--out', done['out'])
-        assert "arms[sets]: {'cnn_lr': 0.9} was chosen from other trials" in said
+        assert "variants[sets]: {'cnn_lr': 0.9} was chosen from other trials" in said
     finally:
         path.write_bytes(was)
 
@@ -297,7 +303,7 @@ def test_the_plan_counts_what_the_study_did(done):
     assert sum(l['numbers']['views'] for l in lines if l['kind'] == 'run') == 4 * 12 * 16
 
 
-# ---------------------------------------------------------------- an arm that starts from the run of another one
+# ---------------------------------------------------------------- a variant that starts from the run of another one
 
 WARM = (
     STUDY.replace("name = 'tiny'", "name = 'warm'")
@@ -315,22 +321,22 @@ method = 'token_cls'
         'changes = {steps = 24, warmup = 2, size = 32, bs = 16, visual_width = 8, vocab = 300}',
     )
     .replace(
-        '[[contrasts]]',
-        """[[arms]]
+        '[[comparisons]]',
+        """[[variants]]
 name = 'after'
 method = 'multilabel'
 weights = '@sets'
 changes = {steps = 12, warmup = 2, size = 32, bs = 16, visual_width = 8}
 
-[[contrasts]]""",
+[[comparisons]]""",
         1,
     )
-    .replace("a = 'sets'\nb = 'labels'", "a = 'after'\nb = 'long'")
+    .replace("treatment = 'sets'\ncontrol = 'labels'", "treatment = 'after'\ncontrol = 'long'")
     .replace('[tune]', "[tune]\nscore = 'held_loss'")
 )
 
 
-def test_an_arm_starts_from_the_run_of_another_one(tmp_path, monkeypatch):
+def test_a_variant_starts_from_the_run_of_another_one(tmp_path, monkeypatch):
     "With the weights of the same seed, in its trials, too; its views and steps are those of both runs"
     file = tmp_path / 'warm.toml'
     file.write_text(WARM)
@@ -347,22 +353,26 @@ def test_an_arm_starts_from_the_run_of_another_one(tmp_path, monkeypatch):
         assert (info['weights_file'], info['weights']) == (str(start.resolve()), weights_digest(start))
     (row,) = judge_study(study, lines)
     assert len(row['each']) == 2 and not row['verdict'].startswith(('not judged', 'not run'))
-    runs = {l['arm']: [m for m in lines if m['kind'] == 'run' and m['arm'] == l['arm']] for l in lines if 'arm' in l}
+    runs = {
+        l['variant']: [m for m in lines if m['kind'] == 'run' and m['variant'] == l['variant']]
+        for l in lines
+        if 'variant' in l
+    }
     assert {l['numbers']['views'] for l in runs['after']} == {12 * 16}
     assert {l['numbers']['views'] for l in from_start(study, runs, 'after')} == {24 * 16}
     for l in lines:
-        if l.get('arm') == 'sets' and l['kind'] == 'run':
+        if l.get('variant') == 'sets' and l['kind'] == 'run':
             l['numbers']['views'] += 1
     assert 'measured views=' in judge_study(study, lines)[0]['verdict']
-    after = next(l for l in lines if l.get('arm') == 'after' and l['kind'] == 'run')
+    after = next(l for l in lines if l.get('variant') == 'after' and l['kind'] == 'run')
     assert after['spec']['weights'] == '@sets'
     shutil.rmtree(out / 'runs' / 'sets-0')
-    kept = [l for l in lines if l.get('arm') != 'after']
+    kept = [l for l in lines if l.get('variant') != 'after']
     head = (out / 'study.jsonl').read_text().splitlines()[0]
     (out / 'study.jsonl').write_text('\n'.join([head, *map(json.dumps, kept)]) + '\n')
     with pytest.raises(ValueError, match='sets-0'):
         run_study(file, out, log=str)  # no trial without its start
-    assert not [l for l in read_study_lines(out)[1] if l.get('arm') == 'after' and l['kind'] == 'trial']
+    assert not [l for l in read_study_lines(out)[1] if l.get('variant') == 'after' and l['kind'] == 'trial']
 
 
 # ---------------------------------------------------------------- pretrained once, fine-tuned on tasks
@@ -370,8 +380,8 @@ def test_an_arm_starts_from_the_run_of_another_one(tmp_path, monkeypatch):
 SOURCES = ROOT / 'data' / 'studies' / 'pretraining_right.toml'
 
 
-def few_arms(path):
-    "The study of the sources, of which [quick] keeps two arms, the writer, and one task; and a contrast of theirs"
+def few_variants(path):
+    "The study of the sources, of which [quick] keeps two variants, the writer, and one task; and a comparison"
     text = SOURCES.read_text(encoding='utf-8')
     for old, new in (
         (
@@ -383,7 +393,7 @@ def few_arms(path):
         assert text.count(old) == 1
         text = text.replace(old, new)
     path.write_text(
-        text + "\n[[contrasts]]\nid = 'T'\ntext = 'any'\na = 'vb-generated'\nb = 'vb-none'\n"
+        text + "\n[[comparisons]]\nid = 'T'\ntext = 'any'\ntreatment = 'vb-generated'\ncontrol = 'vb-none'\n"
         "question = 'mm_imdb, macro F1'\ntable = 'frozen'\nunequal = ['views', 'steps']\n",
         encoding='utf-8',
     )
@@ -394,7 +404,7 @@ def few_arms(path):
 def tuned(tmp_path_factory):
     "The folder of that study, after a signal in the middle of a fine-tuning"
     tmp = tmp_path_factory.mktemp('sources')
-    file = few_arms(tmp / 'sources.toml')
+    file = few_variants(tmp / 'sources.toml')
     out = tmp / 'out'
     said = []
     again = []
@@ -421,12 +431,12 @@ def test_sources_are_pretrained_once_and_fine_tuned(tuned):
     assert study.name == 'pretraining_right-quick' and [count(k) for k in ('trial', 'choice', 'run')] == [4, 2, 6]
     assert [count(k) for k in ('task_trial', 'task_choice', 'task')] == [8, 4, 8] and not count('begun')
     assert all(
-        count('task', arm=a, mode=m, seed=s) == 1
+        count('task', variant=a, mode=m, seed=s) == 1
         for a in ('vb-none', 'vb-generated')
         for m in ('full', 'frozen')
         for s in (0, 1)
     )
-    runs = {(l['arm'], l['seed']): l for l in lines if l['kind'] == 'run'}
+    runs = {(l['variant'], l['seed']): l for l in lines if l['kind'] == 'run'}
     assert runs['vb-none', 0]['numbers']['views'] == 0 and runs['vb-generated', 0]['numbers']['views'] == 6 * 16
     for s in (0, 1):  # who wrote has the same seed
         wrote = load(tuned['out'] / 'runs' / f'vb-generated-{s}').info['recipe']['generated']
@@ -437,8 +447,8 @@ def test_sources_are_pretrained_once_and_fine_tuned(tuned):
         rows = {r['question']: r for r in l['numbers'][l['mode']] if r['backbone'] == 'visualbert'}
         assert set(rows) == {'mm_imdb', 'mm_imdb, macro F1'} and len(rows['mm_imdb']['draws']) == 20
         assert ('drift' in l['numbers']) == (l['mode'] == 'full')
-    chosen = {(l['arm'], l['mode']): l['values'] for l in lines if l['kind'] == 'task_choice'}
-    assert all(l['values'] == chosen[l['arm'], l['mode']] for l in lines if l['kind'] == 'task')
+    chosen = {(l['variant'], l['mode']): l['values'] for l in lines if l['kind'] == 'task_choice'}
+    assert all(l['values'] == chosen[l['variant'], l['mode']] for l in lines if l['kind'] == 'task')
     assert not list((tuned['out'] / 'trials').glob('*/predictions-*'))  # trials say nothing of test scenes
     (row,) = judge_study(study, lines)
     assert row['verdict'] and len(row['each']) == 2
@@ -452,7 +462,9 @@ def test_a_stopped_fine_tuning_has_the_same_bits(tuned, tmp_path):
     assert next(l for l in tuned['again'] if l.startswith('-- ')) == '-- vb-none-0-mm_imdb-full'
     assert f'resuming from step {tuned["stopped"][-1]}' in tuned['again']
     study, lines = read_study_lines(tuned['out'])
-    line = next(l for l in lines if l['kind'] == 'task' and (l['arm'], l['seed'], l['mode']) == ('vb-none', 0, 'full'))
+    line = next(
+        l for l in lines if l['kind'] == 'task' and (l['variant'], l['seed'], l['mode']) == ('vb-none', 0, 'full')
+    )
     changes = task_plan(study, 'mm_imdb', 'full', line['values'], draws=20)[2]
     whole = load(
         finetune(
@@ -472,11 +484,11 @@ def test_a_stopped_fine_tuning_has_the_same_bits(tuned, tmp_path):
 
 
 def test_a_diverged_fine_tuning_is_reported(tuned, tmp_path, monkeypatch):
-    "The study goes on without it; its contrast is not run, and the page says why"
+    "The study goes on without it; its comparison is not run, and the page says why"
     out = tmp_path / 'out'
     shutil.copytree(tuned['out'], out)
     lines = [json.loads(l) for l in (out / 'study.jsonl').read_text().splitlines()]
-    gone = dict(kind='task', arm='vb-none', seed=1, task='mm_imdb', mode='frozen')
+    gone = dict(kind='task', variant='vb-none', seed=1, task='mm_imdb', mode='frozen')
     lines = [l for l in lines if any(l.get(k) != v for k, v in gone.items())]
     (out / 'study.jsonl').write_text('\n'.join(map(json.dumps, lines)) + '\n')
     shutil.rmtree(out / 'tasks' / 'vb-none-1-mm_imdb-frozen')  # a study removes no run by itself
@@ -498,30 +510,30 @@ def test_a_diverged_fine_tuning_is_reported(tuned, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize('seed', [0, 1])
-def test_a_diverged_writer_leaves_its_arms_out(tuned, tmp_path, seed):
-    """Trials read what the writer of the first seed wrote: without it the arm is not tuned, and no seed is run
+def test_a_diverged_writer_leaves_its_variants_out(tuned, tmp_path, seed):
+    """Trials read what the writer of the first seed wrote: without it the variant is not tuned, and no seed is run
 
     The rest is judged
     """
     out = tmp_path / 'out'
     shutil.copytree(tuned['out'], out)
     lines = [json.loads(l) for l in (out / 'study.jsonl').read_text().splitlines()]
-    wrote = next(l for l in lines if (l.get('kind'), l.get('arm'), l.get('seed')) == ('run', 'writer', seed))
+    wrote = next(l for l in lines if (l.get('kind'), l.get('variant'), l.get('seed')) == ('run', 'writer', seed))
 
     def mine(l):
-        return l.get('arm') == 'vb-generated' and (seed == 0 or l.get('seed') == seed and 'trial' not in l)
+        return l.get('variant') == 'vb-generated' and (seed == 0 or l.get('seed') == seed and 'trial' not in l)
 
     lines = [l for l in lines if l is not wrote and not mine(l)]
-    keep = {k: wrote[k] for k in ('arm', 'seed', 'values', 'facts', 'spec')}
+    keep = {k: wrote[k] for k in ('variant', 'seed', 'values', 'facts', 'spec')}
     lines.append(dict(kind='diverged', **keep, error='the training loss is nan at step 3'))
     (out / 'study.jsonl').write_text('\n'.join(map(json.dumps, lines)) + '\n')
     said = []
     run_study(tuned['file'], out, log=said.append, quick=True)
     lines = read_study_lines(out)[1]
-    gone = {l['seed']: l['error'] for l in lines if l['kind'] == 'diverged' and l['arm'] == 'vb-generated'}
+    gone = {l['seed']: l['error'] for l in lines if l['kind'] == 'diverged' and l['variant'] == 'vb-generated'}
     assert sorted(gone) == ([0, 1] if seed == 0 else [1])
     assert all('its source writer diverged (the training loss is nan' in e for e in gone.values())
-    assert sum(l['kind'] == 'run' and l['arm'] == 'vb-generated' for l in lines) == seed
+    assert sum(l['kind'] == 'run' and l['variant'] == 'vb-generated' for l in lines) == seed
     assert any(l.startswith('T: not run (vb-generated') and 'its source writer diverged' in l for l in said)
     assert f'vb-generated, seed {seed}' in (out / 'report.md').read_text()
     was = (out / 'study.jsonl').read_bytes()
@@ -558,30 +570,50 @@ def test_a_dry_run_of_no_steps_is_refused(capsys):
 # ---------------------------------------------------------------- mistakes, one line each
 
 MISTAKES = [
-    ("method = 'token_cls'", "method = 'token_cl'", "arms[sets].method: unknown method 'token_cl'"),
-    ("b = 'labels'", "b = 'label'", "contrasts[X].b: unknown arm 'label': did you mean 'labels'"),
-    ('vocab = 300', 'vocabulary = 300', "arms[sets].changes: unknown field 'vocabulary'"),
-    ('vocab = 300', 'vocab = 3', 'arms[sets].changes: vocab=3: must be from 64'),
+    ("method = 'token_cls'", "method = 'token_cl'", "variants[sets].method: unknown method 'token_cl'"),
+    (
+        "control = 'labels'",
+        "control = 'label'",
+        "comparisons[X].control: unknown variant 'label': did you mean 'labels'",
+    ),
+    ('vocab = 300', 'vocabulary = 300', "variants[sets].changes: unknown field 'vocabulary'"),
+    ('vocab = 300', 'vocab = 3', 'variants[sets].changes: vocab=3: must be from 64'),
     ('scenes = 64', 'scenes = 3', 'data: scenes=3: must be from 16'),
     ('rounds = 2', "split = 'test'", "tune.split='test': trials are chosen on validation scenes"),
     ('rounds = 2', 'splits = 2', "tune.splits: unknown field 'splits': did you mean 'split'"),
     ('rounds = 2', "score = 'object'", "tune.score: unknown score 'object'"),
     ('valid = 16', 'valid = 0', 'data.valid=0: there is no validation split'),
-    ('draws = 20', 'draws = 1', 'contrasts[X]: draws=1 of arm'),
-    ('bs = 16, visual_width = 8}', 'bs = 8, visual_width = 8}', 'arms[labels]: views 96, and arms[sets] has 192'),
-    ('bs = 16, visual_width = 8}', 'bs = 16}', 'arms[labels]: backbone 10, 16, 32, and arms[sets] has 10, 8, 32'),
-    ('[[contrasts]]', '[contrast]', "unknown field 'contrast': did you mean 'contrasts'"),
-    ('seeds = [0, 1]', 'seeds = [0]', 'seeds: a contrast needs at least 2'),
-    ("id = 'X'", "question = 'where'", 'contrasts[0].id is missing'),
-    ("a = 'sets'", "a = 'sets'\nquestion = 'where'", "contrasts[X].question: unknown question 'where'"),
-    ("a = 'sets'", "a = 'sets'\ntable = 'where'", "contrasts[X].question: unknown question 'objects'"),
-    ("a = 'sets'", "a = 'sets'\nsign = 2", 'contrasts[X].sign=2: unknown sign'),
-    ("b = 'labels'", "b = '@random'", "contrasts[X].b='@random': needs baselines = true"),
-    ('grid = [{cnn_lr = 0.5}, ', 'grid = [', 'arms[labels].grid: 1 trials, and sets has 2'),
+    ('draws = 20', 'draws = 1', 'comparisons[X]: draws=1 of variant'),
+    (
+        'bs = 16, visual_width = 8}',
+        'bs = 8, visual_width = 8}',
+        'variants[labels]: views 96, and variants[sets] has 192',
+    ),
+    (
+        'bs = 16, visual_width = 8}',
+        'bs = 16}',
+        'variants[labels]: backbone 10, 16, 32, and variants[sets] has 10, 8, 32',
+    ),
+    ('[[comparisons]]', '[comparison]', "unknown field 'comparison': did you mean 'comparisons'"),
+    ('seeds = [0, 1]', 'seeds = [0]', 'seeds: a comparison needs at least 2'),
+    ("id = 'X'", "question = 'where'", 'comparisons[0].id is missing'),
+    (
+        "treatment = 'sets'",
+        "treatment = 'sets'\nquestion = 'where'",
+        "comparisons[X].question: unknown question 'where'",
+    ),
+    (
+        "treatment = 'sets'",
+        "treatment = 'sets'\ntable = 'where'",
+        "comparisons[X].question: unknown question 'objects'",
+    ),
+    ("treatment = 'sets'", "treatment = 'sets'\ndirection = 2", 'comparisons[X].direction=2: unknown direction'),
+    ("control = 'labels'", "control = '@random'", "comparisons[X].control='@random': needs baselines = true"),
+    ('grid = [{cnn_lr = 0.5}, ', 'grid = [', 'variants[labels].grid: 1 trials, and sets has 2'),
     ("name = 'world'", "name = 'flickr8k'", "data: unknown field 'scenes'"),
     ("name = 'tiny'", 'name = 3', 'name=3: expected text'),
     ("name = 'tiny'", "name = 'tiny'\nequal = [['views']]", "equal: ['views']: expected a list of words"),
-    ("[[arms]]\nname = 'sets'", "[[arms]]\nname = 'se/ts'", 'arms[se/ts].name: letters'),
+    ("[[variants]]\nname = 'sets'", "[[variants]]\nname = 'se/ts'", 'variants[se/ts].name: letters'),
 ]
 
 
@@ -618,7 +650,7 @@ def seen(each, s_scene=0.0):
 
 
 @pytest.mark.parametrize(
-    'diff,half,sign,margin,want',
+    'diff,half,direction,margin,want',
     [
         (2, 1, 1, 1, 'replicates'),
         (2, 1, -1, 1, 'reversed'),
@@ -636,8 +668,8 @@ def seen(each, s_scene=0.0):
         (1.5, 0.6, 0, 1, 'not resolved (± 0.6)'),
     ],
 )
-def test_verdicts_are_those_of_the_interval(diff, half, sign, margin, want):
-    assert study_verdict(diff, half, sign, margin) == want
+def test_verdicts_are_those_of_the_interval(diff, half, direction, margin, want):
+    assert verdict(diff, half, direction, margin) == want
 
 
 @pytest.mark.parametrize(
@@ -687,11 +719,11 @@ FILES = sorted((ROOT / 'data' / 'studies').glob('*.toml'))
 @pytest.mark.parametrize('file', FILES, ids=lambda p: p.stem)
 def test_every_committed_study_is_ready_to_run(file):
     study = read_study(file)
-    assert study.name == file.stem and study.contrasts and len(study.seeds) >= 3
+    assert study.name == file.stem and study.comparisons and len(study.seeds) >= 3
     assert study.tune or 'Nothing is tuned here' in file.read_text(encoding='utf-8')
-    assert {'views', 'images', 'steps', 'backbone'} & set(study.equal) and all(c.text for c in study.contrasts)
+    assert {'views', 'images', 'steps', 'backbone'} & set(study.equal) and all(c.text for c in study.comparisons)
     for a in study.tuned() if study.tune else ():
-        assert arm_recipe(study, a)[0].steps >= study.tune.steps
+        assert variant_recipe(study, a)[0].steps >= study.tune.steps
 
 
 def test_there_are_studies():

@@ -17,21 +17,21 @@ tasks = ['mm_imdb']
 grid = [{lr = 0.001}, {lr = 0.002}]
 steps = 300
 
-[[arms]]
+[[variants]]
 name = 'none'
 method = 'visualbert'
 changes = {steps = 0}
 
-[[arms]]
+[[variants]]
 name = 'some'
 method = 'visualbert'
 modes = ['full', 'blind']
 
-[[contrasts]]
+[[comparisons]]
 id = 'P'
 text = 'any'
-a = 'some'
-b = 'none'
+treatment = 'some'
+control = 'none'
 table = 'full'
 question = 'mm_imdb'
 
@@ -51,8 +51,8 @@ BAD = [
     ("name = 'tiny'", "name = 'tiny'\nequal = 'views'", "equal='views': expected a list"),
     ("name = 'tiny'", "name = 'tiny'\nequal = [1]", 'equal: 1: expected a list of words'),
     ("name = 'tiny'", "name = 'tiny'\nequal = ['views', 'views']", "equal: 'views' occurs twice"),
-    ("name = 'tiny'", "name = 'tiny'\nmargin = nan", 'margin=nan: must be above 0'),
-    ("name = 'tiny'", "name = 'tiny'\nmargin = 0", 'margin=0: must be above 0'),
+    ("name = 'tiny'", "name = 'tiny'\nmargin = nan", 'margin=nan: must be from 0 to 100'),
+    ("name = 'tiny'", "name = 'tiny'\nmargin = -1", 'margin=-1: must be from 0 to 100'),
     ("name = 'tiny'", "name = 'tiny'\nask = ['vsepp']", "ask=('vsepp',): expected a table"),
     ("name = 'tiny'", "name = 'tiny'\nfile = 'a'", "unknown field 'file'"),
     ("name = 'tiny'", "name = 'tiny'\nchanged = ['a']", "unknown field 'changed'"),
@@ -77,74 +77,86 @@ BAD = [
     ("name = 'world'", 'name = 3', 'data=3: expected text'),
     ("name = 'world'", "name = 'world'\nroot = 'photos'", "data.root='photos': world needs no files"),
     ("name = 'world'", "name = 'world'\nroot = 3", 'root=3: expected text'),
-    # arms
-    ("name = 'sets'\n", '', 'arms[0].name is missing'),
-    ("name = 'sets'", "name = 'labels'", "arms: 'labels' occurs twice"),
-    ("name = 'sets'", "name = 'chance'", 'arms[chance].name: letters'),
-    ("method = 'token_cls'", 'method = 3', 'arms[sets].method=3: expected text'),
-    ("method = 'token_cls'", "method = 'token_cls'\nrecipe = 'big'", "arms[sets].recipe: unknown recipe 'big'"),
-    ("method = 'token_cls'", "method = 'token_cls'\nbackbone = 'resnet19'", 'arms[sets].changes: '),
-    ("method = 'token_cls'", "method = 'token_cls'\ntasks = [1]", 'arms[sets].tasks: 1: expected a list of words'),
-    ("method = 'token_cls'", "method = 'token_cls'\nmodes = []", 'arms[sets].modes: is empty'),
-    ("method = 'token_cls'", "method = 'token_cls'\ngrid = []", 'arms[sets].grid: is empty'),
-    ("method = 'token_cls'", "method = 'token_cls'\ngrid = [1, 2]", 'arms[sets].grid: 1: expected a list of tables'),
-    ('vocab = 300', 'vocab = nan', 'arms[sets].changes: vocab'),
-    ('vocab = 300', 'vocab = {a = 1}', 'arms[sets].changes: vocab'),
-    ('vocab = 300', "vocab = '300'", "arms[sets].changes: vocab='300': expected a whole number"),
-    ('vocab = 300', "vocab = 'many'", 'arms[sets].changes: vocab'),
+    # variants
+    ("name = 'sets'\n", '', 'variants[0].name is missing'),
+    ("name = 'sets'", "name = 'labels'", "variants: 'labels' occurs twice"),
+    ("name = 'sets'", "name = 'chance'", 'variants[chance].name: letters'),
+    ("method = 'token_cls'", 'method = 3', 'variants[sets].method=3: expected text'),
+    ("method = 'token_cls'", "method = 'token_cls'\nrecipe = 'big'", "variants[sets].recipe: unknown recipe 'big'"),
+    ("method = 'token_cls'", "method = 'token_cls'\nbackbone = 'resnet19'", 'variants[sets].changes: '),
+    ("method = 'token_cls'", "method = 'token_cls'\ntasks = [1]", 'variants[sets].tasks: 1: expected a list of words'),
+    ("method = 'token_cls'", "method = 'token_cls'\nmodes = []", 'variants[sets].modes: is empty'),
+    ("method = 'token_cls'", "method = 'token_cls'\ngrid = []", 'variants[sets].grid: is empty'),
+    (
+        "method = 'token_cls'",
+        "method = 'token_cls'\ngrid = [1, 2]",
+        'variants[sets].grid: 1: expected a list of tables',
+    ),
+    ('vocab = 300', 'vocab = nan', 'variants[sets].changes: vocab'),
+    ('vocab = 300', 'vocab = {a = 1}', 'variants[sets].changes: vocab'),
+    ('vocab = 300', "vocab = '300'", "variants[sets].changes: vocab='300': expected a whole number"),
+    ('vocab = 300', "vocab = 'many'", 'variants[sets].changes: vocab'),
     # tuning
     ('steps = 8', 'steps = 1', 'tune.steps=1: must be from 2'),
-    ('steps = 8', 'steps = 80', 'tune.steps=80: arms[sets] has only 12 steps'),
+    ('steps = 8', 'steps = 80', 'tune.steps=80: variants[sets] has only 12 steps'),
     ('rounds = 2', 'rounds = 4', 'tune.rounds=4: too many for 8 steps'),
     ('rounds = 2', 'rounds = 2\nseed = 1', 'tune.seed=1: is one of the seeds of the runs'),
     ('grid = [{cnn_lr = 0.2}, {cnn_lr = 0.5}]', 'grid = []', 'tune.grid: is empty'),
     ('grid = [{cnn_lr = 0.2}, {cnn_lr = 0.5}]', 'grid = 3', 'tune.grid=3: expected a list'),
     ('grid = [{cnn_lr = 0.2}, {cnn_lr = 0.5}]', 'grid = [3]', 'tune.grid: 3: expected a list of tables of fields'),
     (
-        "{cnn_lr = 0.5}]\n\n[[arms]]\nname = 'sets'",
-        "{cnn_lr = nan}]\n\n[[arms]]\nname = 'sets'",
-        'arms[sets].changes, with tune.grid[1]: cnn_lr',
+        "{cnn_lr = 0.5}]\n\n[[variants]]\nname = 'sets'",
+        "{cnn_lr = nan}]\n\n[[variants]]\nname = 'sets'",
+        'variants[sets].changes, with tune.grid[1]: cnn_lr',
     ),
     ('grid = [{cnn_lr = 0.2}', 'grid = [{cnn_lrr = 0.2}', "with tune.grid[0]: unknown field 'cnn_lrr'"),
     ('grid = [{cnn_lr = 0.2}', 'grid = [{scenes = 80}', 'tune.grid[0]: scenes is a field of the data'),
     (
         'grid = [{cnn_lr = 0.5}, {cnn_lr = 1e6, lr = 1e6}]',
         'grid = [{cnn_lr = 0.5}, {queue = 300}]',
-        "arms[labels].grid: unknown field 'queue'",
+        "variants[labels].grid: unknown field 'queue'",
     ),
     (
         '[tune]\nsteps = 8\nrounds = 2\nscenes = 40\ngrid = [{cnn_lr = 0.2}, {cnn_lr = 0.5}]\n',
         '',
-        'arms[labels].grid: the study has no [tune]',
+        'variants[labels].grid: the study has no [tune]',
     ),
     ('[tune]', '[[tune]]', 'tune=[{'),
-    # contrasts
-    ("id = 'X'\n", "id = ''\n", 'contrasts[].id: is empty'),
-    ("id = 'X'\n", 'id = 3\n', 'contrasts[3].id=3: expected text'),
-    ("id = 'X'\n", "id = 'X'\nsize = nan\n", 'contrasts[X].size=nan: must be from 0 to 100'),
-    ("id = 'X'\n", "id = 'X'\nsize = -2\n", 'contrasts[X].size=-2: must be from 0'),
-    ("id = 'X'\n", "id = 'X'\nsize = '2'\n", "contrasts[X].size='2': must be a number"),
-    ("id = 'X'\n", "id = 'X'\nsign = 2\n", 'contrasts[X].sign=2: unknown sign'),
-    ("id = 'X'\n", "id = 'X'\nsign = '+'\n", "contrasts[X].sign='+'"),
-    ("id = 'X'\n", "id = 'X'\nmargin = nan\n", 'contrasts[X].margin=nan'),
-    ("id = 'X'\n", "id = 'X'\ntable = 'tables'\n", "contrasts[X].table: unknown table 'tables': did you mean 'table'"),
-    ("id = 'X'\n", "id = 'X'\nunequal = 'views'\n", "contrasts[X].unequal='views': expected a list"),
-    ("id = 'X'\n", "id = 'X'\nunequal = ['view']\n", "equal: unknown word 'view': did you mean 'views'"),
-    ("b = 'labels'", "b = 'sets'", "contrasts[X]: a and b are both 'sets'"),
-    ("b = 'labels'", "b = '@randm'", "contrasts[X].b: unknown row '@randm': did you mean '@random'"),
-    ("b = 'labels'", "b = '@supervised'", "contrasts[X].b='@supervised': needs baselines = true"),
-    ("b = 'labels'", "b = '@random'\ntable = 'where'\nquestion = 'pointing'", "unknown row '@random'"),
+    # comparisons
+    ("id = 'X'\n", "id = ''\n", 'comparisons[].id: is empty'),
+    ("id = 'X'\n", 'id = 3\n', 'comparisons[3].id=3: expected text'),
+    ("id = 'X'\n", "id = 'X'\nsize = nan\n", 'comparisons[X].size=nan: must be from 0 to 100'),
+    ("id = 'X'\n", "id = 'X'\nsize = -2\n", 'comparisons[X].size=-2: must be from 0'),
+    ("id = 'X'\n", "id = 'X'\nsize = '2'\n", "comparisons[X].size='2': must be a number"),
+    ("id = 'X'\n", "id = 'X'\ndirection = 2\n", 'comparisons[X].direction=2: unknown direction'),
+    ("id = 'X'\n", "id = 'X'\ndirection = '+'\n", "comparisons[X].direction='+'"),
+    ("id = 'X'\n", "id = 'X'\nmargin = nan\n", 'comparisons[X].margin=nan'),
     (
-        "b = 'labels'",
-        "b = '@random'\ntable = 'retrieval'\nquestion = 'image to text: R@1'",
+        "id = 'X'\n",
+        "id = 'X'\ntable = 'tables'\n",
+        "comparisons[X].table: unknown table 'tables': did you mean 'table'",
+    ),
+    ("id = 'X'\n", "id = 'X'\nunequal = 'views'\n", "comparisons[X].unequal='views': expected a list"),
+    ("id = 'X'\n", "id = 'X'\nunequal = ['view']\n", "equal: unknown word 'view': did you mean 'views'"),
+    ("control = 'labels'", "control = 'sets'", "comparisons[X]: treatment and control are both 'sets'"),
+    (
+        "control = 'labels'",
+        "control = '@randm'",
+        "comparisons[X].control: unknown row '@randm': did you mean '@random'",
+    ),
+    ("control = 'labels'", "control = '@supervised'", "comparisons[X].control='@supervised': needs baselines = true"),
+    ("control = 'labels'", "control = '@random'\ntable = 'where'\nquestion = 'pointing'", "unknown row '@random'"),
+    (
+        "control = 'labels'",
+        "control = '@random'\ntable = 'retrieval'\nquestion = 'image to text: R@1'",
         'has the row of the model alone',
     ),
     (
-        "b = 'labels'",
-        "b = '@text'\ntable = 'masked_words'\nquestion = 'masked word'",
+        "control = 'labels'",
+        "control = '@text'\ntable = 'masked_words'\nquestion = 'masked word'",
         "unknown row '@text': did you mean '@text alone'",
     ),
-    ("[[contrasts]]\nid = 'X'", "[contrasts]\nid = 'X'", 'write each as [[contrasts]]'),
+    ("[[comparisons]]\nid = 'X'", "[comparisons]\nid = 'X'", 'write each as [[comparisons]]'),
     # evaluations
     (
         "name = 'tiny'",
@@ -180,7 +192,7 @@ BAD_TASKS = [
     ('{lr = 0.002}', '{lr = -1}', 'finetune.changes, with grid[1]: lr'),
     ('{lr = 0.002}', '3', 'finetune.grid: 3: expected a list of tables'),
     ('steps = 300', 'steps = 0.5', 'finetune.steps=0.5: must be a whole number'),
-    ("modes = ['full', 'blind']", "modes = ['full', 'full']", "arms[some].modes: 'full' occurs twice"),
+    ("modes = ['full', 'blind']", "modes = ['full', 'full']", "variants[some].modes: 'full' occurs twice"),
 ]
 
 
@@ -191,18 +203,18 @@ def test_a_bad_fine_tuning_is_one_line(tmp_path, capsys, old, new, says):
 
 
 BAD_QUICK = [
-    ("keep = ['none', 'some']", "keep = ['non']", "quick.keep: unknown arm 'non'"),
+    ("keep = ['none', 'some']", "keep = ['non']", "quick.keep: unknown variant 'non'"),
     ("keep = ['none', 'some']", "keep = 'none'", "quick.keep='none': expected a list"),
-    ("keep = ['none', 'some']", 'keep = [1]', "quick.keep: unknown arm '1'"),
+    ("keep = ['none', 'some']", 'keep = [1]', "quick.keep: unknown variant '1'"),
     ('changes = {bs = 8}', 'changes = {bss = 8}', "quick.changes: unknown field of recipes 'bss'"),
-    ('own = {some = {steps = 4, warmup = 1}}', 'own = {sme = {steps = 4}}', "quick.own: unknown arm 'sme'"),
+    ('own = {some = {steps = 4, warmup = 1}}', 'own = {sme = {steps = 4}}', "quick.own: unknown variant 'sme'"),
     ('own = {some = {steps = 4, warmup = 1}}', 'own = {some = 4}', 'quick.own.some=4: expected a table'),
     ('own = {some = {steps = 4, warmup = 1}}', 'trials = 0', 'quick.trials=0: at least 1'),
     ('own = {some = {steps = 4, warmup = 1}}', 'seeds = []', 'seeds: is empty'),
     ('own = {some = {steps = 4, warmup = 1}}', 'seeds = [1.5]', 'seeds: 1.5: expected a list of whole numbers'),
     ('own = {some = {steps = 4, warmup = 1}}', 'data = {scenes = 3}', 'data: scenes=3'),
-    ("a = 'some'\n", '', 'contrasts[P].a is missing'),
-    ("name = 'some'\n", '', 'arms[1].name is missing'),
+    ("treatment = 'some'\n", '', 'comparisons[P].treatment is missing'),
+    ("name = 'some'\n", '', 'variants[1].name is missing'),
 ]
 
 

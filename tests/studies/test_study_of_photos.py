@@ -11,7 +11,7 @@ from vlrep.cli import main
 from vlrep.datasets.flickr8k import write_flickr8k
 from vlrep.datasets.world.dataset import scene
 from vlrep.studies.pages import kept_study, sign_rows
-from vlrep.studies.plan import arm_recipe, read_study
+from vlrep.studies.plan import read_study, variant_recipe
 from vlrep.studies.report import write_study_report
 from vlrep.studies.runs import files_hash, plan_study, run_study
 from vlrep.studies.verdicts import judge_study, read_study_lines
@@ -38,47 +38,47 @@ steps = 4
 score = 'held_loss'
 grid = [{{cnn_lr = 0.2}}, {{cnn_lr = 0.4}}]
 
-[[arms]]
+[[variants]]
 name = 'soft'
 method = 'contrast'
 changes = {{{NET}}}
 
-[[arms]]
+[[variants]]
 name = 'sigmoid'
 method = 'contrast'
 changes = {{{NET}, loss = 'sigmoid'}}
 
-[[contrasts]]
+[[comparisons]]
 id = 'R5'
 text = 'the sigmoid is as good as the softmax'
-a = 'sigmoid'
-b = 'soft'
+treatment = 'sigmoid'
+control = 'soft'
 table = 'retrieval'
 question = 'image to text: R@5'
-sign = 0
+direction = 0
 
-[[contrasts]]
+[[comparisons]]
 id = 'T'
 text = 'and finds more words of captions'
-a = 'sigmoid'
-b = 'soft'
+treatment = 'sigmoid'
+control = 'soft'
 table = 'tagging'
 question = 'words of captions'
 size = 2.0
 
-[[contrasts]]
+[[comparisons]]
 id = 'T, random'
 text = 'more than the untrained network'
-a = 'soft'
-b = '@random'
+treatment = 'soft'
+control = '@random'
 table = 'tagging'
 question = 'words of captions'
 
-[[contrasts]]
+[[comparisons]]
 id = 'chance'
 text = 'retrieval is above chance'
-a = 'soft'
-b = 'chance'
+treatment = 'soft'
+control = 'chance'
 table = 'retrieval'
 question = 'text to image: R@5'
 
@@ -105,7 +105,7 @@ def done(photos, tmp_path_factory):
 
 
 def test_a_study_of_photos_is_judged(done):
-    "Both evaluations, every seed: the redraws are those of the same test photos, and every contrast has a verdict"
+    "Both evaluations, every seed: the redraws are those of the same test photos, and every comparison has a verdict"
     study, lines = read_study_lines(done / 'out')
     runs = [l for l in lines if l['kind'] == 'run']
     assert len(runs) == 4 and sum(l['kind'] == 'trial' for l in lines) == 4
@@ -154,7 +154,7 @@ def test_the_page_needs_no_photos(done, tmp_path):
     assert write_study_report(tmp_path / 'studies' / 'photos_tiny.jsonl', tmp_path / 'results').is_file()
     study, lines = kept_study('photos_tiny', tmp_path)
     (row,) = sign_rows([('R5', 'sigmoid and softmax', '')], [(study, judge_study(study, lines))])
-    assert (row['world'], row['in this contrast']) == ('–', 'tie')
+    assert (row['world'], row['in this comparison']) == ('–', 'tie')
     assert '±' in row['photos'] and row['verdict on photos']
 
 
@@ -172,7 +172,9 @@ def test_the_study_file_may_name_the_root(photos, tmp_path, capsys):
     assert read_study(tmp_path / 's.toml').root == str(photos)
     main(['study', 'plan', str(tmp_path / 's.toml')])
     assert 'together' in capsys.readouterr().out
-    (tmp_path / 's.toml').write_text("name='w'\nseeds=[0]\n[data]\nname='world'\n[[arms]]\nname='a'\nmethod='virtex'\n")
+    (tmp_path / 's.toml').write_text(
+        "name='w'\nseeds=[0]\n[data]\nname='world'\n[[variants]]\nname='a'\nmethod='virtex'\n"
+    )
     said = refused(capsys, 'study', 'plan', tmp_path / 's.toml', '--root', photos)
     assert said.startswith(f'vlrep study: --root {photos}') and 'needs no files' in said
 
@@ -181,15 +183,15 @@ def test_the_study_file_may_name_the_root(photos, tmp_path, capsys):
     'old,new,says',
     [
         (
-            "table = 'retrieval'\nquestion = 'image to text: R@5'\nsign = 0",
-            'sign = 0',
-            "contrasts[R5].table='table': is measured on scenes under domain shift, and flickr8k has none",
+            "table = 'retrieval'\nquestion = 'image to text: R@5'\ndirection = 0",
+            'direction = 0',
+            "comparisons[R5].table='table': is measured on scenes under domain shift, and flickr8k has none",
         ),
-        ('draws = 30', 'draws = 0', 'contrasts[R5]: draws=0 of arm sigmoid'),
+        ('draws = 30', 'draws = 0', 'comparisons[R5]: draws=0 of variant sigmoid'),
         ('draws = 30', 'draw = 30', "data: unknown field 'draw': did you mean 'draws'"),
         ('draws = 30', 'draws = -1', 'data: draws=-1: must be from 0'),
         ("score = 'held_loss'", "score = 'objects'", "flickr8k has no scenes; take 'held_loss'"),
-        ("'@random'", "'@supervised'", "contrasts[T, random].b: unknown row '@supervised'"),
+        ("'@random'", "'@supervised'", "comparisons[T, random].control: unknown row '@supervised'"),
         ('[ask]\ntagging = {tags = 30, k = 3, epochs = 1}', '', "table='tagging': no run has this evaluation"),
         ('tags = 30', "data = 'coco'", "ask.tagging.data='coco': needs files"),
         ('test = 0.2', 'test = 0.5', 'data: train=0.6, valid=0.2, test=0.5: parts of the whole'),
@@ -205,7 +207,7 @@ def test_mistakes_about_photos_are_one_line(tmp_path, capsys, photos, old, new, 
 def test_redraws_of_photos_stand_in_their_options(tmp_path):
     (tmp_path / 's.toml').write_text(STUDY)
     study = read_study(tmp_path / 's.toml')
-    assert [arm_recipe(study, a)[1].draws for a in study.arms] == [30, 30]
+    assert [variant_recipe(study, a)[1].draws for a in study.variants] == [30, 30]
 
 
 def test_part_and_captions_are_for_pretraining_alone(photos, tmp_path, capsys):
@@ -252,7 +254,7 @@ train = 0.6
 valid = 0.2
 test = 0.2
 
-[[arms]]
+[[variants]]
 name = 'soft'
 method = 'contrast'
 changes = {{{NET}, max_unknown = 1}}

@@ -64,22 +64,22 @@ rounds = 2
 scenes = 40
 grid = [{cnn_lr = 0.2}, {cnn_lr = 0.5}]
 
-[[arms]]
+[[variants]]
 name = 'sets'
 method = 'token_cls'
 changes = {steps = 12, warmup = 2, size = 32, bs = 16, visual_width = 8, vocab = 300}
 
-[[arms]]
+[[variants]]
 name = 'labels'
 method = 'multilabel'
 changes = {steps = 12, warmup = 2, size = 32, bs = 16, visual_width = 8}
 grid = [{cnn_lr = 0.5}, {cnn_lr = 1e6, lr = 1e6}]
 
-[[contrasts]]
+[[comparisons]]
 id = 'X'
 text = 'sets of words teach more than labels'
-a = 'sets'
-b = 'labels'
+treatment = 'sets'
+control = 'labels'
 """
 ENV = {**os.environ, 'PYTHONPATH': str(ROOT), 'OMP_NUM_THREADS': '1'}
 

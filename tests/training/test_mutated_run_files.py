@@ -255,7 +255,7 @@ def test_all_readers_of_a_log_name_its_damaged_line(whole, row, tmp_path, capsys
 LINES = [
     dict(
         kind='run',
-        arm='sets',
+        variant='sets',
         seed=0,
         method='token_cls',
         numbers={'table': []},
@@ -263,10 +263,10 @@ LINES = [
         seconds={'a': 1.0},
         curve=[[1, 2.0, 3.0]],
     ),
-    dict(kind='diverged', arm='labels', seed=0, error='x', facts={}),
+    dict(kind='diverged', variant='labels', seed=0, error='x', facts={}),
     dict(
         kind='trial',
-        arm='sets',
+        variant='sets',
         round=0,
         trial=0,
         values={},
@@ -280,11 +280,11 @@ LINES = [
         seed=1000,
         spec={},
     ),
-    dict(kind='choice', arm='sets', trial=0, values={}, score=1.0),
-    dict(kind='begun', arm='sets', seed=1, facts={}, spec={}),
+    dict(kind='choice', variant='sets', trial=0, values={}, score=1.0),
+    dict(kind='begun', variant='sets', seed=1, facts={}, spec={}),
     dict(
         kind='task',
-        arm='sets',
+        variant='sets',
         seed=0,
         task='vqa',
         mode='full',

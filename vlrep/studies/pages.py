@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['kept_study', 'run_count', 'budget_share', 'show_learning', 'untrained_rows', 'verdict_text', 'score_text',
-           'cost_text', 'runs_as_lines', 'seen_sign', 'sign_rows', 'sign_notes']
+           'cost_text', 'seen_sign', 'sign_rows', 'sign_notes']
 
 # %% ../../nbs/studies/70_pages.ipynb #ff34397b
 from dataclasses import replace
@@ -17,18 +17,17 @@ from ..core.files import FilePath
 from ..core.plotting import drawable
 from ..core.text_files import raw_lines, read_toml
 from ..datasets.base import DATASETS
-from ..experiments.comparisons import variant
 from ..reports.instability import dagger
-from .plan import Study, arm_recipe, read_study
-from .report import contrast_rows, cost_rows, rows_markdown, score_rows, study_notes, trial_rows
-from .verdicts import as_today, judge_study, read_study_lines, runs_by_arm, study_head
+from .plan import Study, read_study, variant_recipe
+from .report import comparison_rows, cost_rows, rows_markdown, score_rows, study_notes, trial_rows
+from .verdicts import as_today, judge_study, read_study_lines, runs_by_variant, study_head
 
 # %% ../../nbs/studies/70_pages.ipynb #f4c9566e
 def kept_study(
     name: str,  # Of NAME.toml in the folder `studies`, and of NAME.jsonl there or in `results`
     folder: FilePath = 'data',  # That holds both
 ) -> tuple:  # The study as it was run, else as it is planned; its lines, none if it was not run
-    "A study and what is kept of it: contrasts and margin of NAME.toml as it is today; what was changed since is noted"
+    "Read a study and its kept results, with comparisons and margin of NAME.toml as it is today and notes on changes"
 
     def has_study(p):
         return p.exists() and '"study"' in next(raw_lines(p), '')[:40]
@@ -49,24 +48,24 @@ def run_count(
     lines: list,  # What is kept of it
 ) -> str:
     "How many of a study's runs there are, in words"
-    n = sum(map(len, runs_by_arm(study, lines).values()))
-    return f'{n} of {len(study.arms) * len(study.seeds)} runs' if lines else 'not run yet'
+    n = sum(map(len, runs_by_variant(study, lines).values()))
+    return f'{n} of {len(study.variants) * len(study.seeds)} runs' if lines else 'not run yet'
 
 
 def budget_share(
     study: Study,  # A shorter study
     full: Study,  # The one with the whole budget
-) -> float:  # Image views of a run over those of the full study, the least of all arms that both train
+) -> float:  # Image views of a run over those of the full study, the least of all variants that both train
     "What part of the budget a shorter study has"
 
     def views(s, name):
-        recipe, _ = arm_recipe(s, s.arm(name))
+        recipe, _ = variant_recipe(s, s.variant(name))
         return recipe.steps * recipe.bs
 
-    there = {b.name: views(full, b.name) for b in full.arms}
-    both = [a.name for a in study.arms if there.get(a.name)]  # an arm without a step has no views
+    there = {b.name: views(full, b.name) for b in full.variants}
+    both = [a.name for a in study.variants if there.get(a.name)]  # a variant without a step has no views
     if not both:
-        raise ValueError(f'{study.file} and {full.file}: no arm of the same name, so there is nothing to compare')
+        raise ValueError(f'{study.file} and {full.file}: no variant of the same name, so there is nothing to compare')
     return min(views(study, n) / there[n] for n in both)
 
 # %% ../../nbs/studies/70_pages.ipynb #0d261591
@@ -82,10 +81,10 @@ def show_learning(
     lines: list,  # What is kept of it
     width: float = 9.0,  # Inches
     *,
-    names: tuple = (),  # Which arms; all by default
+    names: tuple = (),  # Which variants; all by default
 ) -> plt.Figure:  # The figure; None if there is nothing to be drawn
-    "Held-out loss of each arm, a panel for each method"
-    groups = {a: ls for a, ls in runs_by_arm(study, lines).items() if ls and (a in names or not names)}
+    "Held-out loss of each variant, a panel for each method"
+    groups = {a: ls for a, ls in runs_by_variant(study, lines).items() if ls and (a in names or not names)}
     methods = list(dict.fromkeys(ls[0]['method'] for ls in groups.values()))
     if not methods:
         return None
@@ -112,8 +111,8 @@ def untrained_rows(
     study: Study,  # A study
     lines: list,  # What is kept of it
     questions: tuple = ('objects', 'color', 'cell'),  # Of the transfer table
-) -> list:  # Dicts of text, a row for each arm; none if no run has measured the untrained network
-    "How far above the untrained network each arm is, in points: the means over what seeds there are"
+) -> list:  # Dicts of text, a row for each variant; none if no run has measured the untrained network
+    "How far above the untrained network each variant is, in points: the means over what seeds there are"
 
     def values(runs, q, who=None):
         return [
@@ -123,13 +122,13 @@ def untrained_rows(
             if (r['question'], r['backbone']) == (q, who or l['method'])
         ]
 
-    groups = {a: ls for a, ls in runs_by_arm(study, lines).items() if ls}
+    groups = {a: ls for a, ls in runs_by_variant(study, lines).items() if ls}
     floor = {q: values(sum(groups.values(), []), q, 'random') for q in questions}
     if not all(floor.values()):
         return []
-    rows = [{'arm': 'untrained', **{q: f'{np.mean(v):.1f}' for q, v in floor.items()}}]
+    rows = [{'variant': 'untrained', **{q: f'{np.mean(v):.1f}' for q, v in floor.items()}}]
     return rows + [
-        {'arm': a, **{q: f'{np.mean(values(ls, q)) - np.mean(v):+.1f}' for q, v in floor.items()}}
+        {'variant': a, **{q: f'{np.mean(values(ls, q)) - np.mean(v):+.1f}' for q, v in floor.items()}}
         for a, ls in groups.items()
     ]
 
@@ -143,12 +142,15 @@ def verdict_text(
     title: str = '',  # Above the table
     without: tuple = (),  # Columns to leave out
 ) -> str:
-    "The verdicts on a study's contrasts, as Markdown, and the notes on its lines"
-    rows = contrast_rows(judge_study(study, lines))
+    "The verdicts on a study's comparisons, as Markdown, and the notes on its lines"
+    rows = comparison_rows(judge_study(study, lines))
     if not lines:
         rows = [{k: r[k].split(' (')[0] for k in _PLANNED} for r in rows]
-    rows = [{k: v for k, v in r.items() if k not in without} for r in rows]
-    return '\n\n'.join([*([f'**{title}**'] if title else []), rows_markdown(rows), *study_notes(study, lines)])
+    table = rows_markdown([{k: v for k, v in r.items() if k not in without} for r in rows])
+    parts = [table, *study_notes(study, lines)]
+    if title:
+        parts.insert(0, f'**{title}**')
+    return '\n\n'.join(parts)
 
 
 def score_text(
@@ -156,10 +158,10 @@ def score_text(
     lines: list,  # What is kept of it
     table: str = 'table',  # Which table of its runs, as for `score_rows`
 ) -> str:
-    "The mean scores of each arm, as Markdown: a row for each arm"
+    "The mean scores of each variant, as Markdown: a row for each variant"
     rows = score_rows(study, lines, table)
-    arms = [k for k in rows[0] if k not in ('question', 'chance')] if rows else []
-    text = rows_markdown([{'arm': a, **{r['question']: r[a] for r in rows}} for a in arms])
+    variants = [k for k in rows[0] if k not in ('question', 'chance')] if rows else []
+    text = rows_markdown([{'variant': a, **{r['question']: r[a] for r in rows}} for a in variants])
     return text or ('No run has these scores.' if lines else 'Nothing was run yet.')
 
 
@@ -167,7 +169,7 @@ def cost_text(
     study: Study,  # A study
     lines: list,  # What is kept of it
 ) -> str:
-    "How each arm was tuned, and what its runs cost, as Markdown"
+    "How each variant was tuned, and what its runs cost, as Markdown"
     if not lines:
         return 'No trial was made yet.'
     trials = trial_rows(study, lines)
@@ -176,26 +178,17 @@ def cost_text(
     return '\n\n'.join(filter(None, [rows_markdown(trials), rows_markdown(cost_rows(study, lines))]))
 
 # %% ../../nbs/studies/70_pages.ipynb #4fb083cf
-def runs_as_lines(
-    lines: list,  # Results of runs, as `read_lines` gives them
-    names: dict,  # Arm of a study -> the name that `variant` gives its runs
-) -> list:  # Lines as a study has them
-    "Runs that were made outside of a study as its lines; those of no arm are left out"
-    arms = {v: a for a, v in names.items()}
-    return [dict(l, kind='run', arm=arms[variant(l)], facts={}) for l in lines if variant(l) in arms]
-
-
 def seen_sign(
     row: dict,  # From `judge_study`
 ) -> str:
     "The sign of a verdict: +, −, 0, ?, not run or not judged"
     kind = row['verdict'].split()[0]
-    if kind == 'equivalent' or kind == 'replicates' and not row['sign']:
+    if kind == 'equivalent' or kind == 'replicates' and not row['direction']:
         return '0'
     if kind == 'different':
         return '+−'[row['diff'] < 0]
     if kind in ('replicates', 'reversed'):
-        return '+−'[(row['sign'] < 0) != (kind == 'reversed')]
+        return '+−'[(row['direction'] < 0) != (kind == 'reversed')]
     return '?' if 'p' in row else ' '.join(row['verdict'].split()[:2])
 
 # %% ../../nbs/studies/70_pages.ipynb #aea463f2
@@ -218,7 +211,7 @@ def _agrees(row):
     said = seen_sign(row)
     if said[:3] == 'not':
         return '–'
-    wanted = {1: '+', 0: '0', -1: '−'}[row['sign']]
+    wanted = {1: '+', 0: '0', -1: '−'}[row['direction']]
     if said == wanted:
         return 'yes'
     return {'?': 'open', '0': 'no, equivalent'}.get(said, 'no, different' if wanted == '0' else 'no, reversed')
@@ -227,11 +220,11 @@ def _agrees(row):
 def sign_rows(
     claims: list,  # (id, what is claimed, the paper's differences), texts
     judged: list,  # (study, its rows from `judge_study`)
-) -> list:  # Dicts of text, a row for each contrast whose id begins with that of a claim
+) -> list:  # Dicts of text, a row for each comparison whose id begins with that of a claim
     """The paper's sign and ours, on the world and, if a study of photos is among them, on photos
 
-    A contrast that one study has run and others have only planned is listed once; the same contrast on the world and
-    on photos is one row, with both verdicts, before and after Holm's correction
+    A comparison that one study has run and others have only planned is listed once; the same comparison on the world
+    and on photos is one row, with both verdicts, before and after Holm's correction
     """
     # files, not drawn
     out = []
@@ -248,7 +241,7 @@ def sign_rows(
 
 
 def _of_claim(id, judged):
-    "(study, row) of the contrasts of a claim; one that was run somewhere is left out where it was not"
+    "(study, row) of the comparisons of a claim; one that was run somewhere is left out where it was not"
     ran = {r['id'] for _, rows in judged for r in rows if 'p' in r}
     return [
         (s, r) for s, rows in judged for r in rows if r['id'].split(',')[0] == id and ('p' in r or r['id'] not in ran)
@@ -259,7 +252,7 @@ def _sign_row(id, text, paper, a, *, b, photos):
     "A row of the table of signs: `a` of the world, `b` of photos, each a study and a row, or None"
     one = a or b
     claim = f'{one[1]["id"]}: {one[1]["text"] or text}' if one else f'{id}: {text}'
-    size = contrast_rows([one[1]])[0]['paper'].replace('-', '−') if one else ''
+    size = comparison_rows([one[1]])[0]['paper'].replace('-', '−') if one else ''
     names = dict.fromkeys(x[0].name for x in (a, b) if x)
     none = {'verdict': '–', 'after Holm': '–'}
     more = {}
@@ -270,7 +263,7 @@ def _sign_row(id, text, paper, a, *, b, photos):
     return {
         'claim': claim,
         'paper': paper,
-        'in this contrast': size,
+        'in this comparison': size,
         'study': ', '.join(names) or 'none',
         'world': _here(a[1]) if a else '–',
         **(_short(a[1]) if a else none),
@@ -281,7 +274,7 @@ def _sign_row(id, text, paper, a, *, b, photos):
 # %% ../../nbs/studies/70_pages.ipynb #36a1c481
 def sign_notes(
     judged: list,  # As for `sign_rows`
-) -> list:  # Sentences; none if no contrast rests on an unstable training
+) -> list:  # Sentences; none if no comparison rests on an unstable training
     "What the daggers of the table of signs stand for"
 
     def said(r):

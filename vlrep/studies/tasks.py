@@ -20,7 +20,7 @@ from ..experiments.finetune import finetune
 from ..experiments.pretrain import pretrain, resume
 from ..experiments.spec import Runtime, finetune_spec, run_spec
 from ..reports.weight_drift import weight_drift
-from .plan import Arm, Study, arm_recipe, change_texts, task_plan
+from .plan import Study, Variant, change_texts, task_plan, variant_recipe
 from .verdicts import constant_row
 from ..training.callbacks import TrainingDiverged
 from ..training.run_folder import load
@@ -42,13 +42,13 @@ def task_trouble(
 def _finetune(study, job, steps=0, log=print):
     "A fine-tuning, new or resumed"
     folder = Path(job['folder'])
-    arm = study.arm(job['arm'])
+    variant = study.variant(job['variant'])
     if any((folder / 'steps').glob('*')) or (folder / 'best').is_dir():
         return resume(folder, runtime=Runtime(max_damaged=study.max_damaged), log=log)
     shutil.rmtree(folder, ignore_errors=True)  # it was killed before its first checkpoint
     trial = job['kind'] == 'task_trial'
-    source = Path(job['out']) / 'runs' / f'{arm.name}-{study.seeds[0] if trial else job["seed"]}'
-    draws = 0 if trial else arm_recipe(study, arm)[1].draws
+    source = Path(job['out']) / 'runs' / f'{variant.name}-{study.seeds[0] if trial else job["seed"]}'
+    draws = 0 if trial else variant_recipe(study, variant)[1].draws
     changes = task_plan(study, job['task'], job['mode'], job['values'], steps=steps, draws=draws)[2]
     finetune(
         finetune_spec(
@@ -69,7 +69,7 @@ def _log_trouble(folder):
 # %% ../../nbs/studies/50_tasks.ipynb #c4fa89cc
 def train_task_trial(
     study: Study,  # With `finetune`
-    job: dict,  # From `vlrep.studies.runs`: arm, folder, out, task, mode, values, seed
+    job: dict,  # From `vlrep.studies.runs`: variant, folder, out, task, mode, values, seed
     log: callable = print,  # Called with lines about the progress
 ) -> dict:  # `score`, None if the training failed; `unstable`: how it went wrong; `error`; cost
     "Fine-tune for a trial: only its results on validation scenes are kept"
@@ -100,7 +100,7 @@ def train_task(
 
 # %% ../../nbs/studies/50_tasks.ipynb #0b7fdd6b
 def _question(row, task):
-    "A row of the test scenes, under the name that contrasts use; None for other rows"
+    "A row of the test scenes, under the name that comparisons use; None for other rows"
     whole, _, metric = row['question'].partition(', ')
     if whole != f'{task} test':
         return None
@@ -114,14 +114,15 @@ def task_line(
     "The result of a fine-tuning, from its run folder and that of the pretrained run"
     run = load(job['folder'])
     line = last_result(run.path)
-    (task, mode) = (job['task'], job['mode'])
+    task = job['task']
+    mode = job['mode']
     rows = [r for row in line['numbers']['table'] if (r := _question(row, task))]
     # a blind model, and a frozen one, are called by their method as all others are
     names = {f'{line["method"]}{extra}': line['method'] for extra in (', frozen', ', blind', '')}
     rows = [r | dict(backbone=names.get(r['backbone'], r['backbone'])) for r in rows]
     numbers = {mode: rows}
     if mode == 'full' and not run.info['finetune']['grid_and_text']:
-        before = load(Path(job['out']) / 'runs' / f'{job["arm"]}-{job["seed"]}').weights('best')
+        before = load(Path(job['out']) / 'runs' / f'{job["variant"]}-{job["seed"]}').weights('best')
         turned = np.mean([r['angle'] for r in weight_drift(before, run.weights('best'))])
         numbers['drift'] = [constant_row(task, 'percent of half a turn', line['method'], round(100 * turned, 4))]
     return dict(
@@ -153,10 +154,10 @@ def _task_seconds(study, source, task, mode, folder):
 
 def measured_task_speed(
     study: Study,  # With `finetune`
-    arm: Arm,  # One of its arms
+    variant: Variant,  # One of its variants
 ) -> dict:  # (task, mode) -> seconds of a fine-tuning, at most, and of one step
     "Time of the fine-tunings of a run on this machine, with one thread"
-    recipe, options = arm_recipe(study, arm)
+    recipe, options = variant_recipe(study, variant)
     few = dict(
         steps=0,
         scenes=64,
@@ -173,23 +174,24 @@ def measured_task_speed(
     if not hasattr(recipe, 'source'):
         few |= dict(steps=2, warmup=1)
     few = {k: v for k, v in few.items() if hasattr(recipe, k) or hasattr(options, k)}
-    own = {k: v for k, v in arm.changes.items() if k not in ('generated', 'part')}
+    own = {k: v for k, v in variant.changes.items() if k not in ('generated', 'part')}
     texts = change_texts({**study.options, **own, **few})
     with tempfile.TemporaryDirectory() as tmp:
         pretrain(
             run_spec(
-                arm.method,
+                variant.method,
                 texts,
                 data=study.data,
-                name=arm.recipe or None,
+                name=variant.recipe or None,
                 threads=1,
                 precision=study.precision,
-                backbone=arm.backbone or None,
+                backbone=variant.backbone or None,
             ),
             Runtime(max_damaged=study.max_damaged),
             out=Path(tmp) / 'run',
             log=noop,
         )
         return {
-            (t, m): _task_seconds(study, Path(tmp) / 'run', t, m, Path(tmp) / f'{t}-{m}') for t, m in study.jobs(arm)
+            (t, m): _task_seconds(study, Path(tmp) / 'run', t, m, Path(tmp) / f'{t}-{m}')
+            for t, m in study.jobs(variant)
         }
