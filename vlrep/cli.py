@@ -601,11 +601,11 @@ def _finetune_options(argv):
 def _finetune(argv):
     "Fine-tune a finished run on a task"
     a = _finetune_options(argv)
-    check_run(a['run'])
     check_out(a['out'])
     runtime = Runtime(**_runtime_values(a))
     more = _spec_values(a) | _values(a, ('which', 'region_files'))
     spec = finetune_spec(a['run'], a['task'], a['changes'], a['data'], labels_file=a['labels'], **more)
+    check_run(a['run'])
     from vlrep.experiments.finetune import finetune
 
     _train(finetune, spec, runtime, a['out'])

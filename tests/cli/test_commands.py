@@ -16,7 +16,7 @@ from PIL import Image
 from tools import NET, PHOTOS, ROOT, SIZES, WORLD, command, refused, run, sets
 
 import vlrep
-import vlrep.experiments.commands as commands
+import vlrep.experiments.pretrain as pretraining
 from vlrep.cli import _pretrain_options, main
 from vlrep.core.fields import field_rows
 from vlrep.core.seeding import uniform_by_name
@@ -492,7 +492,7 @@ def test_stored_changes_still_run():
             got = _pretrain_options([*words, *more])
             assert len(got['changes']) == len(changes)
             assert (
-                plan(got['method'], got['name'], got['changes'], got['data'])
+                plan(got['method'], got['recipe'], got['changes'], got['data'])
                 == plan(method, recipe, changes, data)
                 != plan(method, recipe, (), data)
             )
@@ -509,7 +509,7 @@ def test_dry_run_overfit_and_comparison_are_first_steps(tmp_path, capsys, on_wor
     low, high = map(int, re.search(r'; usual: (\d+) to (\d+)$', said.strip()).groups())
     assert low - 4 <= int(re.search(r'in (\d+) steps', said)[1]) <= high + 4
     assert '--dry-run' in refused(capsys, *words, '--dry-run', '--out', tmp_path / 'x')
-    monkeypatch.setattr(commands, 'overfit', partial(commands.overfit, steps=30))  # enough to see that it fails
+    monkeypatch.setattr(pretraining, 'overfit', partial(pretraining.overfit, steps=30))  # enough to see that it fails
     with pytest.raises(SystemExit) as e:
         main([*map(str, words), '--overfit', '--set', 'cnn_lr=1e4'])
     assert e.value.code == 1 and 'cnn_lr is 10000.0, not 0.5' in capsys.readouterr().out

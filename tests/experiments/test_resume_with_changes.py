@@ -65,7 +65,7 @@ def test_a_finished_run_trains_more_steps_with_moved_photos(trained, run, capsys
 
 def test_a_run_stopped_on_the_way_to_more_steps_is_not_finished(trained, run, capsys):
     "The result of fewer steps does not count as one of more"
-    from vlrep.experiments import commands
+    from vlrep.experiments import pretrain as pretraining
     from vlrep.training.interrupts import TrainingInterrupted
 
     def stop(*a, **kw):
@@ -74,7 +74,7 @@ def test_a_run_stopped_on_the_way_to_more_steps_is_not_finished(trained, run, ca
         raise error
 
     with pytest.MonkeyPatch.context() as m:
-        m.setattr(commands, '_finish', stop)
+        m.setattr(pretraining, '_finish', stop)
         with pytest.raises(SystemExit) as e:
             main(words('resume', run, '--root', trained / 'moved', '--steps', 9))
     assert e.value.code == 143 and load(run).unfinished()

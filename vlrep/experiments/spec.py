@@ -57,6 +57,15 @@ def _full_path(path):
     return None if path is None else str(Path(path).resolve())
 
 
+def _check_root(data, root):
+    "A `ValueError` if a dataset needs files that are not there, or gets some that it does not need"
+    check_path('--root', root)
+    if root is not None and not DATASETS[data].root_help:
+        with_files = ', '.join(n for n, d in DATASETS.items() if d.root_help)
+        raise ValueError(f'--root {root}: {data} needs no files; choose a layout with --data: {with_files}')
+    DATASETS[data].check_root(root)
+
+
 def _initial_weights(path, backbone):
     "File of initial weights, backbone and changes of the recipe; a run folder gives those of its best checkpoint"
     if path is None:
@@ -97,9 +106,8 @@ class RunSpec:
         **given,  # Other fields: root, seed, precision, threads, accumulate, backbone, weights_file
     ) -> 'RunSpec':
         "A changed copy; a `ValueError` names the option that is wrong"
-        check_path('--root', given.get('root'))
         if 'root' in given:
-            DATASETS[self.data].check_root(given['root'])
+            _check_root(self.data, given['root'])
             given['root'] = _full_path(given['root'])
         if 'weights_file' in given:
             file, backbone, shape = _initial_weights(given['weights_file'], given.get('backbone'))
@@ -133,16 +141,12 @@ def run_spec(
     one_of('--method', method, METHODS)
     one_of('--data', data, DATASETS)
     name = recipe_name(method, name, data)
-    check_path('--root', root)
-    if root is not None and not DATASETS[data].root_help:
-        with_files = ', '.join(n for n, d in DATASETS.items() if d.root_help)
-        raise ValueError(f'--root {root}: {data} needs no files; choose a layout with --data: {with_files}')
-    DATASETS[data].check_root(root)
     named = plan(method, name, (), data)
     small = tiny_changes(*named) if tiny else []
     if tiny and backbone:
         small = [c for c in small if not c.startswith('visual_')]
     plan(method, name, [*small, *changes], data, backbone=backbone)  # what is wrong here is said before a run is opened
+    _check_root(data, root)
     file, backbone, shape = _initial_weights(weights_file, backbone)
     if tiny and backbone:
         small = [c for c in small if not c.startswith('visual_')]
@@ -189,6 +193,8 @@ class FinetuneSpec:
     ) -> 'FinetuneSpec':
         "A changed copy; a `ValueError` names the option that is wrong"
         check_path('--root', given.get('root'))
+        if given.get('root') and not TASKS[self.task].source(self.data).root_help:
+            raise ValueError(f'--root {given["root"]}: --data {self.data} needs no files')
         for k in ('root', 'labels_file', 'region_files'):
             if k in given:
                 given[k] = _full_path(given[k])
@@ -235,8 +241,6 @@ def finetune_spec(
     source = TASKS[task].source(data)
     if source.root_help and root is None:
         raise ValueError(f'--root is missing: {source.root_help}')
-    if root and not source.root_help:
-        raise ValueError(f'--root {root}: --data {data} needs no files')
     spec = FinetuneSpec(str(run), task, data, PLANS[source.plan], source.options)
     return spec.changed(changes, root=root, **more)
 
