@@ -299,6 +299,13 @@ def small_config(
 def _first(tokenizer):
     return getattr(tokenizer, 'first', 5)  # ids below are special
 
+
+def _usual(ids, tokenizer):
+    "The most frequent token of lists of ids, the special ones aside"
+    counts = torch.tensor([i for l in ids for i in l]).bincount(minlength=len(tokenizer))
+    counts[: _first(tokenizer)] = 0
+    return int(counts.argmax())
+
 # %% ../../nbs/models/58_bert.ipynb #3a7a9174
 @torch.no_grad()
 def masked_accuracy(
@@ -423,9 +430,7 @@ def _trained(dataset, tokenizer, config, plan, seed):
             learner = Bert(replace(config, dropout=0.0, attention_dropout=0.0), seed)  # no caption is seen often
             bert = Bert(config, seed).eval()
             bert.load_state_dict(_learn(learner, ids, tokenizer, plan, seed).state_dict())
-        counts = torch.tensor([i for l in ids for i in l]).bincount(minlength=len(tokenizer))
-        counts[: _first(tokenizer)] = 0
-        usual = int(counts.argmax())
+        usual = _usual(ids, tokenizer)
         facts = masked_accuracy(bert, held, tokenizer, share=plan.share, max_len=plan.max_len, usual=usual)
     finally:
         torch.set_num_threads(threads)
