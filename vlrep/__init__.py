@@ -12,9 +12,3 @@ def load(run, plugins=()):
     """
     from vlrep.experiments.open import open_run
     return open_run(run, plugins=plugins)
-
-def _explain():
-    from vlrep.core.docs import explain_on_import
-    explain_on_import()
-
-_explain()

@@ -24,7 +24,7 @@ import pkgutil as _pkgutil
 
 import vlrep as _vlrep
 
-_apart = 'vlrep.all', 'vlrep.cli', 'vlrep.core.docs'
+_apart = 'vlrep.all', 'vlrep.cli'
 for _found in _pkgutil.walk_packages(_vlrep.__path__, 'vlrep.'):
     if _found.name in _apart or _found.name.endswith('._modidx'):
         continue

@@ -27,7 +27,6 @@ from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
-from fastcore.basics import patch
 from filelock import FileLock, Timeout
 from platformdirs import user_cache_dir
 
@@ -55,33 +54,33 @@ def write_error(
     return OSError(error.errno, f'{why} ({said})' if why else said, str(error.filename or path))
 
 
-def _named(error, new, path):
-    "`error`, with the name under which the file would have stood in the end"
-    if error.filename:
-        error.filename = str(error.filename).replace(str(new), str(path))
-    return write_error(error, path)
+@contextmanager
+def _write_errors(new, path):
+    "An `OSError` of the body names the file by its name in the end, not by that of `new`, and says why"
+    try:
+        yield
+    except OSError as e:
+        if e.filename:
+            e.filename = str(e.filename).replace(str(new), str(path))
+        error = write_error(e, path)
+        if error is e:
+            raise
+        raise error from e
 
 
 def _sync(path):
     "Push `path` (a file or a folder's list of names) to the disk"
-    if os.path.isdir(path):
-        # Windows cannot open a folder, and some file systems cannot push one: then its names are safe without
-        try:
-            _push(path, os.O_RDONLY)
-        except OSError as e:
-            if e.errno not in (errno.EACCES, errno.EBADF, errno.EINVAL, errno.ENOTSUP):
-                raise
-    else:
-        _push(path, os.O_RDWR)  # Windows only pushes what may be written
-
-
-def _push(path, how):
-    "Open `path`, push it to the disk, and close it"
-    fd = os.open(path, how)
+    folder = os.path.isdir(path)
     try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+        fd = os.open(path, os.O_RDONLY if folder else os.O_RDWR)  # Windows only pushes what may be written
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+    except OSError as e:
+        # Windows cannot open a folder, and some file systems cannot push one: then its names are safe without
+        if not folder or e.errno not in (errno.EACCES, errno.EBADF, errno.EINVAL, errno.ENOTSUP):
+            raise
 
 # %% ../../nbs/core/10_files.ipynb #1c4e84db
 def _alive(pid):
@@ -122,14 +121,11 @@ def atomic_file(
     remove_leftovers(path)
     new = path.with_name(f'.{path.name}.{os.getpid()}.tmp')
     try:
-        yield new
-        _sync(new)
-        os.replace(new, path)
-        _sync(path.parent)
-    except OSError as e:
-        if (named := _named(e, new, path)) is e:
-            raise
-        raise named from e
+        with _write_errors(new, path):
+            yield new
+            _sync(new)
+            os.replace(new, path)
+            _sync(path.parent)
     finally:
         new.unlink(missing_ok=True)
 
@@ -153,22 +149,20 @@ def atomic_folder(
     path = settled(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     remove_leftovers(path)
-    new, old = (path.with_name(f'.{path.name}.{e}') for e in (f'{os.getpid()}.tmp', 'old'))
+    new = path.with_name(f'.{path.name}.{os.getpid()}.tmp')
+    old = path.with_name(f'.{path.name}.old')
     shutil.rmtree(new, ignore_errors=True)
     new.mkdir()
     try:
-        yield new
-        for p in new.rglob('*'):
-            _sync(p)
-        shutil.rmtree(old, ignore_errors=True)
-        if path.exists():
-            os.replace(path, old)
-        os.replace(new, path)
-        shutil.rmtree(old, ignore_errors=True)
-    except OSError as e:
-        if (named := _named(e, new, path)) is e:
-            raise
-        raise named from e
+        with _write_errors(new, path):
+            yield new
+            for p in new.rglob('*'):
+                _sync(p)
+            shutil.rmtree(old, ignore_errors=True)
+            if path.exists():
+                os.replace(path, old)
+            os.replace(new, path)
+            shutil.rmtree(old, ignore_errors=True)
     finally:
         shutil.rmtree(new, ignore_errors=True)
 
@@ -460,25 +454,23 @@ class ArrayFile:
             at += len(b)
         return np.frombuffer(got[0] if len(got) == 1 else b''.join(got), np.uint8).reshape(n, *self.shape[1:]).copy()
 
-# %% ../../nbs/core/10_files.ipynb #ae217578
-@patch
-def write(
-    self: ArrayFile,
-    row: int,  # Which
-    a: np.ndarray,  # uint8, of the shape of a row
-) -> None:
-    "Write one row; an `OSError` names the file if it cannot be done"
-    if a.shape != self.shape[1:] or a.dtype != self.dtype:
-        raise ValueError(f'{self.path}: a row is uint8 {self.shape[1:]}, not {a.dtype} {a.shape}')
-    data = memoryview(np.ascontiguousarray(a)).cast('B')
-    at = self._start + range(len(self))[row] * self._row
-    try:
-        while len(data):
-            k = write_at(self._fd, data, at)
-            data = data[k:]
-            at = at + k
-    except OSError as e:
-        raise write_error(e, self.path) from e
+    def write(
+        self,
+        row: int,  # Which
+        a: np.ndarray,  # uint8, of the shape of a row
+    ) -> None:
+        "Write one row; an `OSError` names the file if it cannot be done"
+        if a.shape != self.shape[1:] or a.dtype != self.dtype:
+            raise ValueError(f'{self.path}: a row is uint8 {self.shape[1:]}, not {a.dtype} {a.shape}')
+        data = memoryview(np.ascontiguousarray(a)).cast('B')
+        at = self._start + range(len(self))[row] * self._row
+        try:
+            while len(data):
+                k = write_at(self._fd, data, at)
+                data = data[k:]
+                at = at + k
+        except OSError as e:
+            raise write_error(e, self.path) from e
 
 # %% ../../nbs/core/10_files.ipynb #a01c2798
 @contextmanager

@@ -121,11 +121,9 @@ def to_hwc(
     img: np.ndarray | torch.Tensor,  # uint8 or float in [0,1]; (h,w,3), (3,h,w), an array or a tensor
 ) -> np.ndarray:  # uint8 (h,w,3)
     "`img` as an array to draw; a `ValueError` if its shape is not that of an image"
-    a = (
-        img.detach().float().cpu().numpy()
-        if isinstance(img, torch.Tensor) and img.is_floating_point()
-        else np.asarray(img)
-    )
+    if isinstance(img, torch.Tensor) and img.is_floating_point():
+        img = img.detach().float().cpu()
+    a = np.asarray(img)
     if a.ndim != 3 or 3 not in (a.shape[0], a.shape[-1]):
         raise ValueError(f'not an image: shape {a.shape}, expected (h,w,3) or (3,h,w)')
     if a.shape[-1] != 3:
@@ -188,8 +186,10 @@ def show_images(
         ax.imshow(a)
         if words:
             ax.set_title(words[i], fontsize=8)
-        for x0, y0, x1, y1 in [] if boxes is None or boxes[i] is None else boxes[i]:
-            h, w = a.shape[:2]
+        if boxes is None or boxes[i] is None:
+            continue
+        h, w = a.shape[:2]
+        for x0, y0, x1, y1 in boxes[i]:
             corner = (x0 * w - 0.5, y0 * h - 0.5)
             width = (x1 - x0) * w
             height = (y1 - y0) * h
@@ -207,7 +207,9 @@ def bars(
     ax: plt.Axes = None,  # Where to draw; a new figure if None
 ) -> plt.Figure:  # The figure
     "Grouped bars with intervals, and chance as a dotted line in each group"
-    fig, ax = (ax.figure, ax) if ax is not None else plt.subplots(figsize=(1.2 + 1.3 * len(groups), 3))
+    if ax is None:
+        _, ax = plt.subplots(figsize=(1.2 + 1.3 * len(groups), 3))
+    fig = ax.figure
     wid = 0.8 / len(series)
     tones = [INK['random'], INK['baseline'], INK['method'], INK['good'], '#805ad5', '#b7791f']
     for j, (name, vals) in enumerate(series.items()):

@@ -17,8 +17,6 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
 
-from fastcore.basics import patch
-
 # %% ../../nbs/core/05_registry.ipynb #1241abbb
 def did_you_mean(
     kind: str,  # The kind of name, e.g. "recipe"
@@ -139,17 +137,15 @@ class Registry(dict):
     def get(self, name: str, default: object = None) -> object:
         return dict.get(self.find(), name, default)
 
-# %% ../../nbs/core/05_registry.ipynb #5e61f1d0
-@patch
-def find(self: Registry) -> Registry:
-    "Import the modules that register something, once"
-    if not self.found:
-        self.found = True
-        for m in self.modules:
-            for name in _modules(m):
-                importlib.import_module(name)
-        load_plugins()
-    return self
+    def find(self) -> 'Registry':
+        "Import the modules that register something, once"
+        if not self.found:
+            self.found = True
+            for m in self.modules:
+                for name in _modules(m):
+                    importlib.import_module(name)
+            load_plugins()
+        return self
 
 # %% ../../nbs/core/05_registry.ipynb #3e42569c
 _plugins = {}

@@ -250,13 +250,13 @@ def last_result(
     if not path.is_file():
         raise ValueError(f'{path}: no such file: the run has not finished')
     lines = [line for line in raw_lines(path) if line.strip()]
+    if not lines:
+        raise ValueError(f'{path}: damaged (it is empty)')
     try:
-        return check_result(parse_json(lines[-1]), path, needed)
-    except IndexError:
-        raise ValueError(f'{path}: damaged (it is empty)') from None
+        result = parse_json(lines[-1])
     except ValueError as e:
-        said = str(e)
-        raise ValueError(said if said.startswith(str(path)) else f'{path}: damaged ({said})') from None
+        raise ValueError(f'{path}: damaged ({e})') from None
+    return check_result(result, path, needed)
 
 
 def read_log(

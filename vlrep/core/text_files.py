@@ -10,6 +10,7 @@ __all__ = ['ID', 'raw_lines', 'text_lines', 'json_lines', 'find_columns', 'table
 import csv
 import gzip
 import io
+import re
 import sys
 import zlib
 from collections.abc import Callable, Container, Iterator
@@ -163,21 +164,6 @@ def table_rows(
         raise ValueError(f'{path}, line {begin}: not readable as CSV ({e})') from e
 
 # %% ../../nbs/core/12_text_files.ipynb #b5afd1bb
-def _encodes(text):
-    "Can a text be encoded as UTF-8? JSON can hold halves of characters (lone surrogates)"
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def _number_in(text):
-    "The whole number that a text is, or the text: '042' and '1e3' are names"
-    short = text.isascii() and text.isdecimal() and len(text) < 19
-    return int(text) if short and str(int(text)) == text else text
-
-
 def _of_kind(value, kind):
     "`value` as one of type `kind`, for numbers also from 42.0 and '42'; None if it is of another type"
     if isinstance(value, bool):
@@ -185,8 +171,9 @@ def _of_kind(value, kind):
     if int in (kind if isinstance(kind, tuple) else (kind,)):
         if isinstance(value, float) and value.is_integer():
             value = int(value)
-        if isinstance(value, str):
-            value = _number_in(value)
+        # '042' and '1e3' are names
+        if isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) < 19:
+            value = int(value) if str(int(value)) == value else value
     return value if isinstance(value, kind) else None
 
 
@@ -204,7 +191,8 @@ def row_problem(
         value = _of_kind(row[key], kind)
         if value is None:
             return f': {key} is {brief(row[key])}'
-        if isinstance(value, str) and not _encodes(value):
+        # JSON can hold halves of characters (lone surrogates), which UTF-8 has not
+        if isinstance(value, str) and re.search('[\ud800-\udfff]', value):
             return f': half a character in {value[:60]!r}'
         row[key] = value
     return ''

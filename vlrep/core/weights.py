@@ -31,13 +31,14 @@ def _fault(name, v, like):
         return f'is complex ({v.dtype})'
     if v.untyped_storage().nbytes() < v.numel() * v.element_size():
         return f'claims the shape {tuple(v.shape)}, for which it has too little data'
-    whole = not v.is_floating_point()
-    if whole and (like.is_floating_point() if like is not None else name.rpartition('.')[2] in _FLOATS):
+    if v.is_floating_point():
+        if like is not None and not like.is_floating_point():
+            return f'holds floats ({v.dtype}) where whole numbers are expected'
+        bad = v.numel() - int(v.float().isfinite().sum())
+        return f'holds {bad:,} of {v.numel():,} values that are not finite (NaN or infinite)' if bad else ''
+    if like.is_floating_point() if like is not None else name.rpartition('.')[2] in _FLOATS:
         return f'holds whole numbers ({v.dtype}) where floats are expected'
-    if not whole and like is not None and not like.is_floating_point():
-        return f'holds floats ({v.dtype}) where whole numbers are expected'
-    bad = 0 if whole else v.numel() - int(v.float().isfinite().sum())
-    return f'holds {bad:,} of {v.numel():,} values that are not finite (NaN or infinite)' if bad else ''
+    return ''
 
 
 def check_weights(
@@ -178,14 +179,14 @@ _OTHERS = {
 }
 
 
-def _contains(file, text):
-    "Do the bytes of an open file contain `text`?"
+def _no_bytearray(path, file):
+    "A `ValueError` if an open pickle asks for a bytearray, for which it may claim any size"
+    name = b'bytearray\n'
     rest = b''
     while block := file.read(1 << 20):
-        if text in rest + block:
-            return True
-        rest = block[-len(text) :]
-    return False
+        if name in rest + block:
+            raise ValueError(f'{path}: asks for a bytearray, of any size: not the weights of a model')
+        rest = block[-len(name) :]
 
 
 def _archive(path):
@@ -200,24 +201,16 @@ def _archive(path):
             )
         if not any(n.endswith('/data.pkl') for n in names):
             raise ValueError(f'{path}: a zip archive without weights of PyTorch; save these: {SAVE_WEIGHTS}')
-        _bounded_bytes(path, sum(e.file_size for e in entries))
+        claimed = sum(e.file_size for e in entries)
+        size = path.stat().st_size
+        if claimed > size:
+            raise ValueError(
+                f'{path}: would unpack to {claimed:,} bytes, and the file has {size:,}: not the weights of a model'
+            )
         for entry in entries:
             if entry.filename.endswith('/data.pkl'):
                 with z.open(entry) as file:
                     _no_bytearray(path, file)
-
-
-def _bounded_bytes(path, claimed):
-    there = path.stat().st_size
-    if claimed > there:
-        raise ValueError(
-            f'{path}: would unpack to {claimed:,} bytes, and the file has {there:,}: not the weights of a model'
-        )
-
-
-def _no_bytearray(path, file):
-    if _contains(file, b'bytearray\n'):
-        raise ValueError(f'{path}: asks for a bytearray, of any size: not the weights of a model')
 
 
 def read_pickle(

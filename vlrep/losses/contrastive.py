@@ -15,7 +15,9 @@ from ..core.registry import did_you_mean
 # %% ../../nbs/losses/20_contrastive.ipynb #fe44d73b
 def _choose(a, b, temperature, include_positive, gather, *, group):
     "Cross-entropy of each row of `a` choosing its positive out of all rows of `b`: nats (rows of a,)"
-    b, first = gather(b) if gather else (b, 0)
+    first = 0
+    if gather:
+        b, first = gather(b)
     n = len(b)
     if not include_positive and (n < 2 or group == 1 or (group and n % group == 1)):
         raise ValueError(
@@ -25,7 +27,9 @@ def _choose(a, b, temperature, include_positive, gather, *, group):
     s = a @ b.T / temperature
     i = first + torch.arange(len(a), device=a.device)[:, None]
     j = torch.arange(n, device=a.device)
-    left_out = i // group != j // group if group else torch.zeros_like(s, dtype=torch.bool)
+    left_out = torch.zeros_like(s, dtype=torch.bool)
+    if group:
+        left_out = i // group != j // group
     if not include_positive:
         left_out = left_out | (i == j)
     return s.masked_fill(left_out, -torch.inf).logsumexp(1) - s.gather(1, i)[:, 0]
@@ -45,7 +49,7 @@ def info_nce(
     local_loss: bool = True,  # With `gather`: a process computes its own pairs' part of the loss, and holds b x n
     # cosines; else that of all pairs, n x n, and returns its share of the total
 ) -> tuple:  # Total nats (), number of pairs ()
-    "Cosine InfoNCE of images and captions (LocTex eq. 1); a `ValueError` if a pair has no negatives"
+    "Compute cosine InfoNCE of images and captions (LocTex eq. 1); a `ValueError` if a pair has no negatives"
     if a.shape != b.shape or a.ndim != 2:
         raise ValueError(f'a {tuple(a.shape)} and b {tuple(b.shape)}: both must be (b,d)')
     if temperature <= 0 or group < 0:
@@ -57,7 +61,9 @@ def info_nce(
         b = F.normalize(b.float(), dim=1)
         own = len(a)
         if gather and not local_loss:
-            (b, _), (a, _), gather = gather(b), gather(a), None
+            b, _ = gather(b)
+            a, _ = gather(a)
+            gather = None
         loss = _choose(a, b, temperature, include_positive, gather, group=group)
         if direction == 'symmetric':
             loss = (loss + _choose(b, a, temperature, include_positive, gather, group=group)) / 2

@@ -41,7 +41,8 @@ class _TokenNats(torch.autograd.Function):
         for i in range(0, n, chunk):
             at = slice(i, i + chunk)
             s = _TokenNats.scores(hidden[at], weight, bias, dtype)
-            logsum[at], right[at] = s.logsumexp(1), s.gather(1, target[at, None])[:, 0]
+            logsum[at] = s.logsumexp(1)
+            right[at] = s.gather(1, target[at, None])[:, 0]
         ctx.how = chunk, dtype
         ctx.save_for_backward(hidden, weight, bias, target, logsum)
         return logsum - right
@@ -51,7 +52,7 @@ class _TokenNats(torch.autograd.Function):
     def backward(ctx, grad):
         hidden, weight, bias, target, logsum = ctx.saved_tensors
         need = ctx.needs_input_grad
-        (chunk, dtype) = ctx.how
+        chunk, dtype = ctx.how
         gh, gw, gb = (torch.zeros_like(x) if k else None for x, k in zip((hidden, weight, bias), need))
         for i in range(0, len(hidden), chunk):
             at = slice(i, i + chunk)
@@ -76,7 +77,7 @@ def chunked_nats(
     target: Tensor,  # The right token of each row (n,)
     chunk: int,  # Rows whose scores are in memory at a time, at least 1
 ) -> Tensor:  # float32 (n,)
-    "Cross-entropy of each row of `hidden @ weight.T + bias`; under autocast the products are in its precision"
+    "Compute cross-entropy of each row of `hidden @ weight.T + bias`; under autocast the products are in its precision"
     if hidden.shape[:-1] != target.shape or hidden.ndim != 2:
         raise ValueError(f'hidden {tuple(hidden.shape)} does not fit target {tuple(target.shape)}')
     if chunk < 1:
@@ -96,7 +97,7 @@ def chunked_cross_entropy(
     *,
     pad: int = -100,  # Rows with this target are not counted
 ) -> tuple:  # Total nats (), number of rows counted ()
-    "`caption_loss` of `hidden @ weight.T + bias`, without all of the scores in memory"
+    "Compute `caption_loss` of `hidden @ weight.T + bias` without all of the scores in memory"
     real = target != pad
     nats = chunked_nats(hidden, weight, bias, target.masked_fill(~real, 0), chunk)
     return nats.masked_fill(~real, 0.0).sum(), real.sum()
@@ -106,7 +107,7 @@ def k_hot_loss(
     logits: Tensor,  # Scores for one softmax over all classes (b,v)
     targets: Tensor,  # 1 for each class that is present, else 0 (b,v)
 ) -> tuple:  # Total nats (), number of images that have a class ()
-    "Cross-entropy to the uniform distribution over an image's classes (VirTex sec. 4.2, token classification)"
+    "Compute cross-entropy to the uniform distribution over an image's classes (VirTex sec. 4.2, token classification)"
     if logits.shape != targets.shape:
         raise ValueError(f'logits {tuple(logits.shape)} do not fit targets {tuple(targets.shape)}')
     k = targets.sum(1, keepdim=True)
@@ -118,8 +119,6 @@ def multilabel_loss(
     logits: Tensor,  # A score for each image and tag (b,k)
     tags: Tensor,  # 1 where the tag applies, else 0 (b,k)
 ) -> tuple:  # Total nats (), number of predictions b*k ()
-    "Binary cross-entropy, one binary classification for each tag"
-    if logits.shape != tags.shape:
-        raise ValueError(f'logits {tuple(logits.shape)} do not fit tags {tuple(tags.shape)}')
+    "Compute binary cross-entropy, one classification for each tag"
     total = F.binary_cross_entropy_with_logits(logits.float(), tags.float(), reduction='sum')
     return total, torch.tensor(tags.numel(), device=tags.device)

@@ -18,7 +18,7 @@ def attention_maps(
     z_v: Tensor,  # A vector for each cell of the grid (b,d,h,w)
     scale: float = 1.0,  # Products are multiplied by it; the paper prints none, 1/sqrt(d) keeps them from saturating
 ) -> Tensor:  # Attention of each token: not negative, sums to 1 over the cells (b,s,h,w), float32
-    "Softmax over the cells of the products of words and cells (LocTex eq. 2)"
+    "Compute the softmax over the cells of the products of words and cells (LocTex eq. 2)"
     if z_t.ndim != 3 or z_v.ndim != 4 or z_t.shape[::2] != z_v.shape[:2]:
         raise ValueError(f'z_t {tuple(z_t.shape)} and z_v {tuple(z_v.shape)} must be (b,s,d) and (b,d,h,w)')
     with torch.autocast(z_t.device.type, enabled=False):
@@ -34,7 +34,7 @@ def localisation_loss(
     # by their areas
     eps: float = 1e-8,  # Stands inside the root, whose gradient at 0 is infinite
 ) -> tuple:  # Total (), each sample between 0 and the root of 2, and number of samples that have a mask ()
-    "Distance of attention and trace, both of unit length, summed over samples (LocTex eq. 3)"
+    "Compute the distance of attention and trace, both of unit length, summed over samples (LocTex eq. 3)"
     if attn.shape != mask.shape or attn.ndim != 4:
         raise ValueError(f'attn {tuple(attn.shape)} and mask {tuple(mask.shape)}: both must be (b,s,h,w)')
     if norm not in ('row', 'tensor', 'tensor_l1'):
@@ -42,8 +42,8 @@ def localisation_loss(
     # (b,s,cells)
     m = attn.float().flatten(2)
     t = mask.float().flatten(2)
-    kept = t.any(2)
-    some = kept.any(1)  # (b,s) and (b,)
+    kept = t.any(2)  # (b,s)
+    some = kept.any(1)  # (b,)
     if norm != 'row':
         if norm == 'tensor_l1':
             t = t / t.sum(2, keepdim=True).clamp(min=1)

@@ -22,7 +22,7 @@ def sigmoid_pairs(
     gather: callable = None,  # None, or x (b,d) -> (all rows (n,d), index of the first own row): pairs of all processes
     local_loss: bool = True,  # As for `info_nce`
 ) -> tuple:  # Total nats (), number of pairs that belong together ()
-    "Binary cross-entropy of all pairs of images and captions (SigLIP, eq. 1)"
+    "Compute binary cross-entropy of all pairs of images and captions (SigLIP, eq. 1)"
     if a.shape != b.shape or a.ndim != 2:
         raise ValueError(f'a {tuple(a.shape)} and b {tuple(b.shape)}: both must be (b,d)')
     with torch.autocast(a.device.type, enabled=False):
@@ -32,9 +32,9 @@ def sigmoid_pairs(
         first = 0
         if gather:
             b, first = gather(b)
-        if gather and not local_loss:
-            a = gather(a)[0]
-            first = 0
+            if not local_loss:
+                a, _ = gather(a)
+                first = 0
         i = first + torch.arange(len(a), device=a.device)[:, None]
         j = torch.arange(len(b), device=a.device)
         sign = torch.where(i == j, 1.0, -1.0)
@@ -45,7 +45,7 @@ def sigmoid_pairs(
 def first_bias(
     bs: int,  # Pairs of a batch, at least 2
 ) -> float:
-    "The bias at which each pair has a probability of 1/bs"
+    "Compute the bias at which each pair has a probability of 1/bs"
     if bs < 2:
         raise ValueError(f'bs={bs}: a single pair has no negatives; take at least 2')
     return -math.log(bs - 1)

@@ -11,7 +11,6 @@ import unicodedata
 from collections.abc import Callable
 
 import numpy as np
-from fastcore.basics import patch
 
 from ..core.scripts import is_unspaced, space_characters
 
@@ -27,7 +26,7 @@ _drop = re.compile(
 def caption_words(
     text: str,  # A caption
 ) -> list:  # Its words
-    "Lower-case words, near to what Stanford's PTB tokenizer gives after punctuation is dropped (COCO caption code)"
+    "Cut a caption into words, nearly as Stanford's PTB tokenizer without punctuation does (COCO caption code)"
     text = unicodedata.normalize('NFC', text).lower().translate({0x2018: "'", 0x2019: "'", 0x201C: '"', 0x201D: '"'})
     return space_characters(_drop.sub(' ', _split.sub(r' \1', text))).split()
 
@@ -37,8 +36,10 @@ _low = 2**32 - 1  # the lower half of a key: the n-gram; the upper: whose
 
 def _find(keys, what):
     "Where each of `what` stands in the sorted `keys`, and whether it is there at all"
-    at = np.searchsorted(keys, what).clip(max=max(len(keys) - 1, 0))
-    return at, (keys[at] == what if len(keys) else np.zeros(len(what), bool))
+    if not len(keys):
+        return np.zeros(len(what), int), np.zeros(len(what), bool)
+    at = np.searchsorted(keys, what).clip(max=len(keys) - 1)
+    return at, keys[at] == what
 
 
 def _ngrams(word, lens, tables, longest=4):
@@ -68,15 +69,17 @@ class References:
         refs,  # For each image its captions: lists of strings, or a `TextBuffer`
         tokens: Callable = caption_words,  # Cuts a caption into words; `str.split` if they are cut already
     ):
-        rows = [[r] if isinstance(r, str) else list(r) for r in refs]
-        for i, (row, r) in enumerate(zip(rows, refs)):
+        rows = []
+        for i, r in enumerate(refs):
             if isinstance(r, str):
                 raise ValueError(f'refs: image {i} has the string {r[:40]!r}; a list of captions is expected')
+            row = list(r)
+            rows.append(row)
             if not row:
                 raise ValueError(f'refs: image {i} has no references; leave it out, with its caption')
-            odd = [c for c in row if not isinstance(c, str)]
-            if odd:
-                raise ValueError(f'refs: image {i} has {odd[0]!r} in place of a caption; leave it out')
+            for caption in row:
+                if not isinstance(caption, str):
+                    raise ValueError(f'refs: image {i} has {caption!r} in place of a caption; leave it out')
         if not rows:
             raise ValueError('refs: there are no images')
         self.n = len(rows)
@@ -96,7 +99,9 @@ class References:
     @property
     def unit(self) -> str:
         "A note for tables: '' if all words are words"
-        return '' if self.characters < 0.01 else 'by characters' if self.characters > 0.5 else 'some by characters'
+        if self.characters < 0.01:
+            return ''
+        return 'by characters' if self.characters > 0.5 else 'some by characters'
 
     def __len__(self):
         return self.n
@@ -107,47 +112,45 @@ class References:
     def _cut(self, texts, new):
         "Numbers of all words, one text after the other, and the texts' lengths; unknown words are added to `new`"
         old = self._number
-        add = len(self._number) * (new is not self._number)
+        start = 0 if new is old else len(old)
         cut = [self.tokens(t) for t in texts]
-        word = [old[w] if w in old else new.setdefault(w, add + len(new)) for t in cut for w in t]
+        word = [old[w] if w in old else new.setdefault(w, start + len(new)) for t in cut for w in t]
         return np.array(word, np.int64), np.array([len(t) for t in cut], np.int64)
 
+    def _weigh(self):
+        "Set the idf of each n-gram, the references' tf-idf vectors, and each n-gram's largest count for an image"
+        self.idf = []
+        self.keys = []
+        self.value = []
+        self.sent = []
+        self.norm = []
+        self.most = []
+        for table, (key, times) in zip(self.tables, self.counts):
+            sent = key >> 32
+            gram = key & _low
+            mine = self.owner[sent] << 32 | gram
+            order = mine.argsort(kind='stable')
+            start = np.flatnonzero(np.diff(mine[order], prepend=-1))
+            image = mine[order][start]
+            most = np.maximum.reduceat(times[order], start) if len(start) else times
+            self.idf.append(np.log(self.n) - np.log(np.bincount(image & _low, minlength=len(table)).clip(min=1)))
+            v = times * self.idf[-1][gram]
+            self.keys.append(mine)
+            self.value.append(v)
+            self.sent.append(sent)
+            self.most.append((image, most))
+            self.norm.append(np.sqrt(np.bincount(sent, v * v, minlength=len(self.owner))))
+
 # %% ../../nbs/metrics/20_captioning.ipynb #e8b79bd3
-@patch
-def _weigh(self: References):
-    "Rarity of each n-gram, the references' tf-idf vectors, and how often each n-gram is in some reference of its image"
-    self.idf = []
-    self.keys = []
-    self.value = []
-    self.sent = []
-    self.norm = []
-    self.most = []
-    for table, (key, times) in zip(self.tables, self.counts):
-        sent = key >> 32
-        gram = key & _low
-        mine = self.owner[sent] << 32 | gram
-        order = mine.argsort(kind='stable')
-        start = np.flatnonzero(np.diff(mine[order], prepend=-1))
-        image = mine[order][start]
-        most = np.maximum.reduceat(times[order], start) if len(start) else times
-        self.idf.append(np.log(self.n) - np.log(np.bincount(image & _low, minlength=len(table)).clip(min=1)))
-        v = times * self.idf[-1][gram]
-        self.keys.append(mine)
-        self.value.append(v)
-        self.sent.append(sent)
-        self.most.append((image, most))
-        self.norm.append(np.sqrt(np.bincount(sent, v * v, minlength=len(self.owner))))
-
-
 def _prepare(said, refs):
     "References, and words, lengths and n-grams of the captions `said`, one an image"
     refs = refs if isinstance(refs, References) else References(refs)
     said = list(said)
     if len(said) != len(refs):
         raise ValueError(f'{len(said)} captions for {len(refs)} images')
-    odd = next((c for c in said if not isinstance(c, str)), said[0])
-    if not isinstance(odd, str):
-        raise ValueError(f'a caption is one string for each image, not {odd!r}')
+    for caption in said:
+        if not isinstance(caption, str):
+            raise ValueError(f'a caption is one string for each image, not {caption!r}')
     word, lens = refs._cut(said, {})
     return refs, word, lens
 
@@ -157,7 +160,7 @@ def cider_d(
     refs: References | list,  # `References`, or lists of captions
     sigma: float = 6.0,  # Width of the length penalty, in words
 ) -> np.ndarray:  # Of each image (n,), from 0 to 10; the mean is the score of the set
-    "CIDEr-D (Vedantam et al. 2015, eq. 4; details from its code)"
+    "Compute CIDEr-D (Vedantam et al. 2015, eq. 4; details from its code)"
     refs, word, lens = _prepare(said, refs)
     if len(refs) < 2:
         raise ValueError(
@@ -184,7 +187,7 @@ def bleu_counts(
     said: list,  # One caption for each image
     refs: References | list,  # `References`, or lists of captions
 ) -> np.ndarray:  # Of each image (n,10): hits and numbers of 1- to 4-grams, caption's length, nearest reference's
-    "What BLEU counts; of two references equally near in length, the shorter"
+    "Count what BLEU needs; of two references equally near in length, the shorter counts"
     refs, word, lens = _prepare(said, refs)
     out = np.zeros((refs.n, 10))
     for n, (key, times) in enumerate(_ngrams(word, lens, refs.tables)):
@@ -193,14 +196,15 @@ def bleu_counts(
         out[:, n] = np.bincount(key[there] >> 32, np.minimum(times[there], most[at[there]]), minlength=refs.n)
         out[:, 4 + n] = (lens - n).clip(min=0)
     far = np.abs(refs.lens - lens[refs.owner]) << 32 | refs.lens
-    out[:, 8], out[:, 9] = lens, np.minimum.reduceat(far, refs.first) & _low
+    out[:, 8] = lens
+    out[:, 9] = np.minimum.reduceat(far, refs.first) & _low
     return out
 
 
 def bleu(
     counts: np.ndarray,  # From `bleu_counts`: of an image, of their sum, or of many weighted sums (...,10)
 ) -> np.ndarray:  # BLEU-1 to BLEU-4 (...,4)
-    "BLEU of these counts (Papineni et al. 2002, sec. 2.3); never quite 0 without hits, as in the COCO caption code"
+    "Compute BLEU from counts (Papineni et al. 2002, sec. 2.3); never quite 0, as in the COCO caption code"
     c = np.asarray(counts, float)
     if not c.ndim or c.shape[-1] != 10 or not np.isfinite(c).all():
         raise ValueError(f'counts {c.shape}: ten finite numbers of `bleu_counts` are expected')
@@ -232,7 +236,7 @@ def rouge_l(
     refs: References | list,  # `References`, or lists of captions
     beta: float = 1.2,  # Weight of recall against precision
 ) -> np.ndarray:  # Of each image (n,), from 0 to 1; the mean is the score of the set
-    "ROUGE-L (Lin 2004, sec. 3.1; best precision and best recall over the references, as in the COCO caption code)"
+    "Compute ROUGE-L (Lin 2004, sec. 3.1) from the best precision and recall over the references, as the COCO code"
     refs, word, lens = _prepare(said, refs)
     both = np.zeros(len(refs.owner))
     mine = lens[refs.owner]
@@ -248,7 +252,7 @@ def judge_captions(
     refs: References | list,  # `References`, or lists of captions
 ) -> dict:  # BLEU-1 ... BLEU-4, ROUGE-L, CIDEr-D of the whole set, as papers define them (times 100 as
     # they print them)
-    "BLEU, ROUGE-L and CIDEr-D of a set of captions"
+    "Compute BLEU, ROUGE-L and CIDEr-D of a set of captions"
     refs = refs if isinstance(refs, References) else References(refs)
     said = list(said)
     return {

@@ -11,8 +11,12 @@ import numpy as np
 from .ranking import draw_counts
 
 # %% ../../nbs/metrics/55_multilabel.ipynb #c776bc28
-def _both(pred, true):
-    "Two boolean arrays of one shape (n,k); a `ValueError` says what does not fit"
+def f1_scores(
+    pred: np.ndarray,  # Predicted labels, 0 or 1 (n,k)
+    true: np.ndarray,  # True labels, 0 or 1 (n,k)
+    weights: np.ndarray = None,  # How often each item counts (draws,n); once by default
+) -> dict:  # micro and macro: numbers, or arrays (draws,)
+    "Compute micro and macro F1, equal to scikit-learn's with zero_division=0"
     pred = np.asarray(pred)
     true = np.asarray(true)
     if pred.shape != true.shape or pred.ndim != 2:
@@ -22,16 +26,8 @@ def _both(pred, true):
     for name, a in (('predictions', pred), ('labels', true)):
         if not np.isin(a, (0, 1)).all():
             raise ValueError(f'{name}: must be 0 or 1: apply a threshold')
-    return pred.astype(bool), true.astype(bool)
-
-
-def f1_scores(
-    pred: np.ndarray,  # Predicted labels, 0 or 1 (n,k)
-    true: np.ndarray,  # True labels, 0 or 1 (n,k)
-    weights: np.ndarray = None,  # How often each item counts (draws,n); once by default
-) -> dict:  # micro and macro: numbers, or arrays (draws,)
-    "Micro and macro F1, equal to scikit-learn's with zero_division=0"
-    pred, true = _both(pred, true)
+    pred = pred.astype(bool)
+    true = true.astype(bool)
     w = np.ones((1, len(pred))) if weights is None else np.asarray(weights, dtype=np.float64)
     # 2 tp + fp + fn = predicted + present
     tp = w @ (pred & true)
@@ -50,7 +46,7 @@ def f1_interval(
     draws: int = 500,  # Number of bootstrap resamples
     seed: int = 0,  # The same seed, the same draws
 ) -> tuple:  # Value, lower and upper end of its 95 % interval
-    "F1 with its interval over items"
+    "Compute F1 with its interval over items"
     if how not in ('micro', 'macro'):
         raise ValueError(f'how={how!r}: micro or macro')
     low, high = np.quantile(f1_scores(pred, true, draw_counts(len(pred), draws, seed))[how], (0.025, 0.975))

@@ -6,8 +6,8 @@
 __all__ = ['Backbone', 'resnet', 'small_resnet', 'without_head', 'make_backbone', 'backbone_shape']
 
 # %% ../../nbs/models/10_backbones.ipynb #3b5daeef
+import math
 from contextlib import contextmanager, nullcontext
-from functools import partial
 
 import torch
 import torch.nn as nn
@@ -57,7 +57,7 @@ class Backbone(nn.Module):
             setattr(self, f'layer{i + 1}', _layer(block, cin, width * 2**i, n, s, group_width=group_width))
             cin = width * 2**i * block.expansion
         self.width = cin
-        self.stride = (4 if pool else 2) * strides[0] * strides[1] * strides[2] * strides[3]
+        self.stride = (4 if pool else 2) * math.prod(strides)
         # the last stage of each resolution, coarsest first
         self.sizes = ['layer4', *(f'layer{i}' for i in (3, 2, 1) if strides[i] > 1)]
         self.autocast = autocast
@@ -65,66 +65,67 @@ class Backbone(nn.Module):
         if channels_last:
             self.to(memory_format=torch.channels_last)
 
-# %% ../../nbs/models/10_backbones.ipynb #e35f3e94
-@patch
-@torch.no_grad()
-def init_weights(
-    self: Backbone,
-    generator: torch.Generator = None,  # A `torch.Generator`; None draws from PyTorch's global one
-) -> None:
-    "New random weights: He initialisation, and residual branches that add nothing yet"
-    for m in self.modules():
-        if isinstance(m, nn.Conv2d):
-            nn.init.kaiming_normal_(m.weight, mode='fan_out', nonlinearity='relu', generator=generator)
-        elif isinstance(m, nn.BatchNorm2d):
-            m.reset_parameters()
-    for m in self.modules():
-        if isinstance(m, (BasicBlock, Bottleneck)):
-            nn.init.zeros_((m.bn3 if isinstance(m, Bottleneck) else m.bn2).weight)
+    @torch.no_grad()
+    def init_weights(
+        self,
+        generator: torch.Generator = None,  # A `torch.Generator`; None draws from PyTorch's global one
+    ) -> None:
+        "Draw random weights: He initialisation, and residual branches that add nothing yet"
+        for m in self.modules():
+            if isinstance(m, nn.Conv2d):
+                nn.init.kaiming_normal_(m.weight, mode='fan_out', nonlinearity='relu', generator=generator)
+            elif isinstance(m, nn.BatchNorm2d):
+                m.reset_parameters()
+        for m in self.modules():
+            if isinstance(m, Bottleneck):
+                nn.init.zeros_(m.bn3.weight)
+            elif isinstance(m, BasicBlock):
+                nn.init.zeros_(m.bn2.weight)
 
-# %% ../../nbs/models/10_backbones.ipynb #4f42e62a
-@patch
-def _stages(self: Backbone, img):
-    "The four grids in the precision they were computed in"
-    if img.ndim != 4 or img.shape[1] != 3:
-        raise ValueError(f'img: expected (batch, 3, height, width), got {tuple(img.shape)}')
-    if not img.is_floating_point():
-        raise ValueError(f'img: expected normalised floats, got {img.dtype}: normalise the batch first')
-    out = {}
-    with nullcontext() if self.autocast is None else torch.autocast(img.device.type, self.autocast):
-        x = self._run(self._stem, img)
-        for name in ('layer1', 'layer2', 'layer3', 'layer4'):
-            x = out[name] = self._run(getattr(self, name), x)
-    return out
+    def _stages(self, img):
+        "The four grids in the precision they were computed in"
+        if img.ndim != 4 or img.shape[1] != 3:
+            raise ValueError(f'img: expected (batch, 3, height, width), got {tuple(img.shape)}')
+        if not img.is_floating_point():
+            raise ValueError(f'img: expected normalised floats, got {img.dtype}: normalise the batch first')
+        out = {}
+        with nullcontext() if self.autocast is None else torch.autocast(img.device.type, self.autocast):
+            x = self._run(self._stem, img)
+            for name in ('layer1', 'layer2', 'layer3', 'layer4'):
+                x = out[name] = self._run(getattr(self, name), x)
+        return out
 
+    def _stem(self, img):
+        return self.maxpool(self.relu(self.bn1(self.conv1(img))))
 
-@patch
-def _stem(self: Backbone, img):
-    return self.maxpool(self.relu(self.bn1(self.conv1(img))))
+    def _full(self, x):
+        "`x` in the precision of the weights, whatever the convolutions computed in"
+        return x.to(self.conv1.weight.dtype)
 
+    def forward(
+        self,
+        img: Tensor,  # Normalised float images (b,3,H,W)
+    ) -> Tensor:  # The last stage's grid, in the precision of the weights (b,c,h,w)
+        "Compute the grid that describes `img`"
+        return self._full(self._stages(img)['layer4'])
 
-@patch
-def _full(self: Backbone, x):
-    "`x` in the precision of the weights, whatever the convolutions computed in"
-    return x.to(self.conv1.weight.dtype)
+    def stages(
+        self,
+        img: Tensor,  # Normalised float images (b,3,H,W)
+    ) -> dict:  # `layer1` ... `layer4`, each (b,c,h,w)
+        "Compute the grids after each of the four stages"
+        return {k: self._full(v) for k, v in self._stages(img).items()}
 
+    def grid(
+        self,
+        size: int,  # Height or width of an image, in pixels
+    ) -> int:  # Cells along that side
+        "Count the cells that a side of `size` pixels becomes"
+        return -(-size // self.stride)
 
-@patch
-def forward(
-    self: Backbone,
-    img: Tensor,  # Normalised float images (b,3,H,W)
-) -> Tensor:  # The last stage's grid, in the precision of the weights (b,c,h,w)
-    "The grid that describes `img`"
-    return self._full(self._stages(img)['layer4'])
-
-
-@patch
-def stages(
-    self: Backbone,
-    img: Tensor,  # Normalised float images (b,3,H,W)
-) -> dict:  # `layer1` ... `layer4`, each (b,c,h,w)
-    "The grids after each of the four stages"
-    return {k: self._full(v) for k, v in self._stages(img).items()}
+    def stage_modules(self) -> list:  # For the stem and each of the four stages, a list of its modules
+        "List the stages, from the input on, each of which can be frozen or have its own learning rate"
+        return [[self.conv1, self.bn1], *([getattr(self, f'layer{i}')] for i in (1, 2, 3, 4))]
 
 # %% ../../nbs/models/10_backbones.ipynb #e35f3ea1
 @contextmanager
@@ -147,18 +148,14 @@ def _run(self: Backbone, part, x):
         return part(x)
     for block in part if isinstance(part, nn.Sequential) else [part]:
         owner = block if isinstance(block, nn.Module) else self.bn1
-        x = checkpoint(block, x, use_reentrant=False, preserve_rng_state=False, context_fn=partial(_contexts, owner))
+        x = checkpoint(
+            block,
+            x,
+            use_reentrant=False,
+            preserve_rng_state=False,
+            context_fn=lambda owner=owner: (nullcontext(), _untracked(owner)),
+        )
     return x
-
-
-def _contexts(owner):
-    return nullcontext(), _untracked(owner)
-
-
-@patch
-def stage_modules(self: Backbone) -> list:  # For the stem and each of the four stages, a list of its modules
-    "The stages, from the input on, each of which can be frozen or have its own learning rate"
-    return [[self.conv1, self.bn1], *([getattr(self, f'layer{i}')] for i in (1, 2, 3, 4))]
 
 # %% ../../nbs/models/10_backbones.ipynb #fc4ceec6
 @patch
@@ -168,7 +165,7 @@ def scales(
     n: int = 2,  # How many
 ) -> list:  # Grids (b,c,h,w), the coarsest first, which is what `forward` gives; each next one is twice as fine
     # (LocTex sec. 3.4)
-    "The last grid of each resolution"
+    "Compute the last grid of each resolution"
     if not 1 <= n <= len(self.sizes):
         raise ValueError(f'n={n}: this backbone has grids of {len(self.sizes)} sizes')
     got = self._stages(img)
@@ -180,23 +177,11 @@ def scale_widths(
     self: Backbone,
     n: int = 2,  # How many
 ) -> list:  # Channels of each
-    "Channels of the grids of `scales`"
+    "List the channels of the grids of `scales`"
 
-    def last(k):
-        return [m for m in getattr(self, k)[-1].modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)][
-            -1
-        ].num_features
-
-    return [self.width, *(last(k) for k in self.sizes[1:n])]
-
-# %% ../../nbs/models/10_backbones.ipynb #9a4701b3
-@patch
-def grid(
-    self: Backbone,
-    size: int,  # Height or width of an image, in pixels
-) -> int:  # Cells along that side
-    "How many cells a side of `size` pixels becomes"
-    return -(-size // self.stride)
+    norms = nn.modules.batchnorm._BatchNorm
+    last = [[m for m in getattr(self, k)[-1].modules() if isinstance(m, norms)][-1] for k in self.sizes[1:n]]
+    return [self.width, *(m.num_features for m in last)]
 
 # %% ../../nbs/models/10_backbones.ipynb #34f35556
 _RESNETS = {
@@ -213,7 +198,7 @@ def resnet(
     width_mult: int = 1,  # 2 is the paper's R50 w2x (bottlenecks only)
     **kw,  # `channels_last`, `autocast`
 ) -> Backbone:  # Grid of stride 32: 224 pixels become 7 x 7
-    "torchvision's ResNet without its last two layers (VirTex sec. 3)"
+    "Make torchvision's ResNet without its last two layers (VirTex sec. 3)"
     if depth not in _RESNETS:
         raise ValueError(f'depth: no ResNet-{depth} here, choose from {", ".join(map(str, _RESNETS))}')
     block, blocks = _RESNETS[depth]
@@ -227,14 +212,14 @@ def small_resnet(
     blocks: tuple = (1, 1, 1, 1),  # Blocks in each of the four stages
     **kw,  # `stem`, `channels_last`, `autocast`
 ) -> Backbone:  # Grid of stride 8: 48 pixels become 6 x 6
-    "A ResNet for images of 32 to 96 pixels"
+    "Make a ResNet for images of 32 to 96 pixels"
     return Backbone(BasicBlock, blocks, width=width, strides=(1, 2, 2, 1), pool=False, **kw)
 
 # %% ../../nbs/models/10_backbones.ipynb #e8c2db1e
 def without_head(
     state: dict,  # State of a torchvision ResNet
 ) -> dict:  # The same without the classifier
-    "What a torchvision ResNet and a `Backbone` have in common"
+    "Keep of a state what a torchvision ResNet and a `Backbone` have in common"
     return {k: v for k, v in state.items() if not k.startswith('fc.')}
 
 # %% ../../nbs/models/10_backbones.ipynb #0b083556
@@ -243,7 +228,7 @@ def make_backbone(
     width: int = 64,  # Channels of the first stage; 128 with depth 50 or more doubles the bottlenecks (R50 w2x)
     seed: int = 0,  # The initial weights depend on this alone
 ) -> Backbone:
-    "The backbone of a recipe"
+    "Make the backbone of a recipe"
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_of(seed, 'backbone', depth, width))
         if depth == 10:
@@ -259,22 +244,22 @@ def backbone_shape(
     state: dict,  # State of a backbone, or of torchvision's ResNet (a `fc` does not matter)
     name: str = 'weights',  # For messages
 ) -> tuple:  # `depth` and `width` for `make_backbone`
-    "Which backbone these weights belong to; a `ValueError` if it is none that `make_backbone` makes"
+    "Tell which backbone these weights belong to; a `ValueError` if it is none that `make_backbone` makes"
     blocks = [{k.split('.')[1] for k in state if k.startswith(f'layer{i}.')} for i in (1, 2, 3, 4)]
-    need = [k for k in ('conv1.weight', 'layer1.0.conv1.weight') if k not in state]
-    if need:
-        raise ValueError(f'{name}: not the weights of a ResNet, {need[0]} is missing')
+    for k in ('conv1.weight', 'layer1.0.conv1.weight'):
+        if k not in state:
+            raise ValueError(f'{name}: not the weights of a ResNet, {k} is missing')
     counts = tuple(map(len, blocks))
     deep = 'layer1.0.conv3.weight' in state
     first = len(state['conv1.weight'])
     middle = len(state['layer1.0.conv1.weight'])
     if not deep and counts == (1, 1, 1, 1):
         return 10, first
-    fits = [d for d, (block, n) in _RESNETS.items() if n == counts and (block is Bottleneck) == deep]
-    if not fits or first != 64 or middle not in ((64, 128) if deep else (64,)):
-        kind = 'three' if deep else 'two'
-        raise ValueError(
-            f'{name}: no backbone here has {counts} blocks of {kind} convolutions, '
-            f'{first} channels first and {middle} in a block'
-        )
-    return fits[0], middle
+    for depth, shape in _RESNETS.items():
+        widths = (64, 128) if deep else (64,)
+        if shape == (Bottleneck if deep else BasicBlock, counts) and first == 64 and middle in widths:
+            return depth, middle
+    raise ValueError(
+        f'{name}: no backbone here has {counts} blocks of {"three" if deep else "two"} convolutions, '
+        f'{first} channels first and {middle} in a block'
+    )

@@ -27,7 +27,7 @@ from ..data.records import ImageTextDataset
 from ..data.tokenizer import Tokenizer, pad_tokens
 from ..data.wordpiece import WordPieceTokenizer
 from .bert_model import Bert, BertConfig
-from .weights import _some, network_weights
+from .weights import _misfits, _some, network_weights
 
 # %% ../../nbs/models/58_bert.ipynb #2ffc2d2c
 _PARTS = {
@@ -74,9 +74,8 @@ def _spelled(state):
         return 'bert.' + k if bare and k.split('.')[0] in ('embeddings', 'encoder', 'pooler') else k
 
     out = {new(k): v for k, v in state.items() if not k.endswith('embeddings.position_ids')}
-    last = out.get('cls.predictions.decoder.bias')
-    if last is not None:
-        out.setdefault('cls.predictions.bias', last)
+    if 'cls.predictions.decoder.bias' in out:
+        out.setdefault('cls.predictions.bias', out['cls.predictions.decoder.bias'])
     return out
 
 # %% ../../nbs/models/58_bert.ipynb #f782ba9e
@@ -113,22 +112,22 @@ def _config(path):
 def _fits(state, config, bert, fresh, name):
     "Our names -> tensors for `bert`, which has no data yet; a `ValueError` names what is missing or of another shape"
     out = {}
-    lost = set()
-    bad = set()
+    missing = []
+    reshaped = []
     for k, p in bert.state_dict().items():
-        there = _theirs(k)
-        lost |= {n for n in there if n not in state}
-        if not lost.isdisjoint(there):
+        names = _theirs(k)
+        lost = [n for n in names if n not in state]
+        missing += lost
+        if lost:
             continue
-        shape = (p.shape[0] // len(there), *p.shape[1:])
-        wrong = {n for n in there if tuple(state[n].shape) != shape}
-        bad |= {f'{n} {tuple(state[n].shape)} instead of {shape}' for n in wrong}
+        shape = (p.shape[0] // len(names), *p.shape[1:])
+        wrong = [n for n in names if tuple(state[n].shape) != shape]
+        reshaped += [f'{n} {tuple(state[n].shape)} instead of {shape}' for n in wrong]
         if not wrong:
-            out[k] = torch.cat([state[n] for n in there]).float()
-    lost = {n for n in lost if not any(n.startswith(f) for f in fresh)}
-    says = [f'{what}: {_some(ns)}' for what, ns in (('missing', lost), ('of another shape', bad)) if ns]
-    if says:
-        raise ValueError(f'{name}: the weights do not fit config.json; ' + '; '.join(says))
+            out[k] = torch.cat([state[n] for n in names]).float()
+    missing = [n for n in missing if not n.startswith(tuple(fresh))]
+    if problem := _misfits(missing, reshaped=reshaped):
+        raise ValueError(f'{name}: the weights do not fit config.json; {problem}')
     return out
 
 # %% ../../nbs/models/58_bert.ipynb #fc401ec7
@@ -142,12 +141,6 @@ def _weights_file(folder):
     raise ValueError(f'{folder}: has no weights: neither model.safetensors nor pytorch_model.bin is there')
 
 
-def _untied(state):
-    "Is there a last layer of the head that is another matrix than the table of words?"
-    a, b = (state.get(k) for k in ('cls.predictions.decoder.weight', 'bert.embeddings.word_embeddings.weight'))
-    return a is not None and b is not None and not torch.equal(a, b)
-
-
 def load_bert(
     source: FilePath,  # A folder, or the name of a BERT on the Hugging Face hub: bert-base-uncased
     *,
@@ -157,7 +150,7 @@ def load_bert(
     seed: int = 0,  # Of what begins at random
     log: callable = print,  # Called with what is not used, and what is initialised at random; None for no messages
 ) -> Bert:  # In evaluation mode
-    "A pretrained BERT; a `ValueError` names files that are missing or damaged, and weights that do not fit"
+    "Open a pretrained BERT; a `ValueError` names files that are missing or damaged, and weights that do not fit"
     folder = bert_folder(source)
     config = _config(folder / 'config.json')
     path = _weights_file(folder)
@@ -174,11 +167,12 @@ def load_bert(
     with torch.device('meta'):
         empty = Bert(config, pooler=pooler, mlm=mlm)
     own = _fits(state, config, empty, [_HEADS[f] for f in fresh], path)
-    if mlm and _untied(state):
+    decoder = state.get('cls.predictions.decoder.weight')
+    if mlm and decoder is not None and not torch.equal(decoder, state[_PARTS['words.weight']]):
         raise ValueError(f'{path}: the last layer of its head is not the table of words: give mlm=False')
     with torch.random.fork_rng(devices=[]):
         bert = Bert(config, seed, pooler=pooler, mlm=mlm)
-    new = [k for k in bert.load_state_dict(own, strict=False).missing_keys]
+    new = bert.load_state_dict(own, strict=False).missing_keys
     used = {n for k in own for n in _theirs(k)} | {'cls.predictions.decoder.weight', 'cls.predictions.decoder.bias'}
     if log and new:
         log(f'{source}: not in the file, and begin at random: {_some(new)}')
@@ -224,7 +218,7 @@ def _downloaded(name, *files):
 def bert_folder(
     source: FilePath,  # A folder, or a name on the Hugging Face hub
 ) -> Path:  # A folder with `config.json`, weights and vocabulary
-    "Where the files of a BERT are, downloaded if need be; a `ValueError` if there are none"
+    "Find the files of a BERT, downloaded if need be; a `ValueError` if there are none"
     folder = Path(source)
     if folder.is_dir():
         if not (folder / 'config.json').is_file():
@@ -246,7 +240,7 @@ def bert_folder(
 def bert_config(
     source: FilePath,  # A folder, or a name on the Hugging Face hub
 ) -> BertConfig:
-    "The sizes of a pretrained BERT, from its `config.json`; a `ValueError` as for `bert_folder`"
+    "Read the sizes of a pretrained BERT from its `config.json`; a `ValueError` as for `bert_folder`"
     return _config(bert_folder(source) / 'config.json')
 
 # %% ../../nbs/models/58_bert.ipynb #6f3204dc
@@ -296,7 +290,7 @@ def small_config(
     depth: int = 2,  # Layers
     max_len: int = 128,  # Positions
 ) -> BertConfig:
-    "The sizes of a small BERT for the tokens of this tokenizer"
+    "Choose the sizes of a small BERT for the tokens of this tokenizer"
     return BertConfig(
         len(tokenizer), width, depth, max(1, width // 32), max_len=max_len, pad=tokenizer.pad, std='fan_in'
     )
@@ -308,9 +302,9 @@ def _first(tokenizer):
 
 def _usual(ids, tokenizer):
     "The most frequent token of lists of ids, the special ones aside"
-    n = torch.tensor([i for l in ids for i in l]).bincount(minlength=len(tokenizer))
-    n[: _first(tokenizer)] = 0
-    return int(n.argmax())
+    counts = torch.tensor([i for l in ids for i in l]).bincount(minlength=len(tokenizer))
+    counts[: _first(tokenizer)] = 0
+    return int(counts.argmax())
 
 # %% ../../nbs/models/58_bert.ipynb #3a7a9174
 @torch.no_grad()
@@ -325,7 +319,7 @@ def masked_accuracy(
     usual: int = None,  # The most frequent token of the training captions; by default of these masked words, which
     # no model can know
 ) -> dict:  # `n` masked words; shares found: `top1`, `top5`; `unigram`: by always predicting `usual`
-    "Accuracy on the masked words of captions, from the text alone; the proxy task's baseline (ICMLM tab. 1)"
+    "Measure accuracy on the masked words of captions, from the text alone: the proxy task's baseline (ICMLM tab. 1)"
     training = bert.training
     bert.eval()
     ids = [i for i in tokenizer.encode(list(captions), max_len) if len(i) > 2]
@@ -372,14 +366,9 @@ def _batches(lens, plan, seed):
 
 def _learn(bert, ids, tokenizer, plan, seed):
     "Train `bert` on lists of ids"
-    matrices = [p for p in bert.parameters() if p.ndim > 1]
-    opt = torch.optim.AdamW(
-        [
-            dict(params=matrices, weight_decay=plan.wd),
-            dict(params=[p for p in bert.parameters() if p.ndim == 1], weight_decay=0.0),
-        ],
-        lr=plan.lr,
-    )
+    matrices = dict(params=[p for p in bert.parameters() if p.ndim > 1], weight_decay=plan.wd)
+    vectors = dict(params=[p for p in bert.parameters() if p.ndim == 1], weight_decay=0.0)
+    opt = torch.optim.AdamW([matrices, vectors], lr=plan.lr)
     rise = max(1, round(plan.warmup * plan.steps))
     vocab = len(tokenizer)
     first = _first(tokenizer)
@@ -441,9 +430,8 @@ def _trained(dataset, tokenizer, config, plan, seed):
             learner = Bert(replace(config, dropout=0.0, attention_dropout=0.0), seed)  # no caption is seen often
             bert = Bert(config, seed).eval()
             bert.load_state_dict(_learn(learner, ids, tokenizer, plan, seed).state_dict())
-        facts = masked_accuracy(
-            bert, held, tokenizer, share=plan.share, max_len=plan.max_len, usual=_usual(ids, tokenizer)
-        )
+        usual = _usual(ids, tokenizer)
+        facts = masked_accuracy(bert, held, tokenizer, share=plan.share, max_len=plan.max_len, usual=usual)
     finally:
         torch.set_num_threads(threads)
     return bert, facts
@@ -458,7 +446,7 @@ def train_small_bert(
     *,
     log: callable = print,  # Called with the score it has reached; None for no message
 ) -> Bert:  # In evaluation mode
-    "A small BERT trained on the captions of `dataset`, from the cache if it was trained before"
+    "Train a small BERT on the captions of `dataset`, or take it from the cache if it was trained before"
     config = small_config(tokenizer) if config is None else config
     if dataset.captions is None:
         raise ValueError(f'{dataset.name}: has no captions for a small BERT to learn from')
@@ -497,7 +485,7 @@ def bert_tokenizer(
     vocab: int = 10000,  # Most tokens of those
     how: str = 'auto',  # As for `Tokenizer.train`
 ) -> 'Tokenizer':  # That of the pretrained BERT, or one of ours
-    "The tokenizer that goes with a BERT; a `ValueError` names a folder that has none"
+    "Open or train the tokenizer that goes with a BERT; a `ValueError` names a folder that has none"
     if str(name) in ('scratch', 'small'):
         if train is None or train.captions is None:
             raise ValueError(f'{name}: its tokens are learned from captions: give a dataset that has some')
@@ -522,7 +510,7 @@ def make_bert(
     mlm: bool = True,  # With `mlm_logits`?
     log: callable = print,  # Called with what was opened or trained; None for no message
 ) -> Bert:  # In training mode
-    "An initial BERT by name; a `ValueError` says what is missing, or that its tokens do not fit"
+    "Make an initial BERT by name; a `ValueError` says what is missing, or that its tokens do not fit"
     if str(name) == 'small':
         bert = train_small_bert(train, tokenizer, config, plan, seed, log=log)
         if not pooler:

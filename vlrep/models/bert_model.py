@@ -11,13 +11,12 @@ from dataclasses import dataclass
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
-from fastcore.basics import patch
 from torch import Tensor
 
 from ..core.seeding import torch_rng
 from ..data.masking import sequence_mask
-from .text_decoder import drop, init_weights
-from .text_encoder import EncoderLayer, _linear, _spread
+from .text_decoder import Packing, drop, init_weights
+from .text_encoder import EncoderLayer, _linear
 
 # %% ../../nbs/models/57_bert_model.ipynb #a007db9a
 @dataclass(frozen=True)
@@ -120,7 +119,7 @@ class Bert(nn.Module):
         tok: Tensor,  # Tokens (b,s)
         segments: Tensor = None,  # 0 or 1 for first and second sentence (b,s); None: all first
     ) -> Tensor:  # (b,s,d)
-        "The input vectors of the first layer"
+        "Compute the input vectors of the first layer"
         s = tok.shape[1]
         if s > self.config.max_len:
             raise ValueError(
@@ -135,11 +134,7 @@ class Bert(nn.Module):
         x: Tensor,  # Vectors of words, regions, ... (b,n,d)
         real: Tensor,  # Which of them are real (b,n) bool
     ) -> Tensor:  # (b,n,d); arbitrary where `real` is False
-        "Contextual vectors"
-        if x.shape[-1] != self.width:
-            raise ValueError(
-                f'x: vectors of width {x.shape[-1]}, but this BERT has width {self.width}: project them first'
-            )
+        "Compute contextual vectors of any input vectors"
         if x.shape[:2] != real.shape:
             raise ValueError(
                 f'real: one truth value for each vector is expected, {tuple(x.shape[:2])}, not {tuple(real.shape)}'
@@ -147,13 +142,13 @@ class Bert(nn.Module):
         first = torch.arange(real.shape[1], device=real.device) == 0
         real = real | (first & ~real.any(1, keepdim=True))  # attention needs something to look at
         mask = torch.zeros(real.shape, device=x.device).masked_fill_(~real, -torch.inf)[:, None, None]
-        at = None
+        packing = None
         if x.device.type == 'cpu' and not real.all():
-            at = real.flatten().nonzero()[:, 0]
-            x = x.flatten(0, 1).index_select(0, at)
+            packing = Packing(real)
+            x = packing.pack(x)
         for layer in self.layers:
-            x = layer(x, mask, at)
-        return x if at is None else _spread(x, at, *real.shape)
+            x = layer(x, mask, packing)
+        return x if packing is None else packing.pad(x)
 
     def forward(
         self,
@@ -161,7 +156,7 @@ class Bert(nn.Module):
         lens: Tensor,  # Real ones in each row (b,)
         segments: Tensor = None,  # 0 or 1 for first and second sentence (b,s); None: all first
     ) -> Tensor:  # (b,s,d); arbitrary at padding
-        "The contextual vector of each token"
+        "Compute the contextual vector of each token"
         real = sequence_mask(lens, tok.shape[1])
         return self.encode(self.embeddings(tok, segments), real)
 
@@ -169,7 +164,7 @@ class Bert(nn.Module):
         self,
         states: Tensor,  # From `forward` (b,s,d)
     ) -> Tensor:  # (b,d), in (-1,1)
-        "One vector for a whole text: the first token's, through a linear layer and tanh"
+        "Reduce a text to one vector: the first token's, through a linear layer and tanh"
         if self.pooler is None:
             raise ValueError('this BERT was made without a pooler: Bert(..., pooler=True)')
         return self.pooler(states[:, 0]).tanh()
@@ -178,20 +173,16 @@ class Bert(nn.Module):
         self,
         states: Tensor,  # From `forward`, of all positions or of the masked ones (...,d)
     ) -> Tensor:  # (...,v)
-        "A score for every token of the vocabulary; the last layer is tied to the word embeddings"
+        "Score every token of the vocabulary; the last layer is tied to the word embeddings"
         if self.transform is None:
             raise ValueError('this BERT was made without a head for words: Bert(..., mlm=True)')
         return F.linear(self.transform_norm(F.gelu(self.transform(states))), self.words.weight, self.bias)
 
-# %% ../../nbs/models/57_bert_model.ipynb #56a95e45
-@patch
-def freeze(self: Bert) -> Bert:
-    "No parameter is trained, and dropout stays off in training: the same text always has the same vectors"
-    self.frozen = True
-    return self.requires_grad_(False).eval()
+    def freeze(self) -> 'Bert':
+        "Stop training all parameters, and dropout: the same text always has the same vectors"
+        self.frozen = True
+        return self.requires_grad_(False).eval()
 
-
-@patch
-def train(self: Bert, mode: bool = True) -> Bert:
-    "As `nn.Module.train`; a frozen BERT stays in evaluation mode"
-    return nn.Module.train(self, mode and not self.frozen)
+    def train(self, mode: bool = True) -> 'Bert':
+        "Switch to training mode, or back; a frozen BERT stays in evaluation mode"
+        return super().train(mode and not self.frozen)

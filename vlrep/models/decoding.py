@@ -11,7 +11,6 @@ from collections.abc import Callable
 import numpy as np
 import torch
 import torch.nn.functional as F
-from fastcore.basics import patch
 from torch import Tensor
 
 from ..core.registry import did_you_mean
@@ -21,19 +20,14 @@ from .text_decoder import causal_mask
 # %% ../../nbs/models/40_decoding.ipynb #6582d654
 def _allowed(logits, tok, never, repeat):
     "Scores (r,v) of the token after `tok` (r,s), -inf where it must not be written"
-    if not (isinstance(repeat, (bool, np.bool_)) or repeat == 'virtex'):
+    if repeat not in (True, False, 'virtex'):
         raise ValueError(f"repeat={repeat!r}: True, False or 'virtex' is expected")
     if len(never):
         logits = logits.index_fill(1, torch.as_tensor(list(never), device=logits.device), -torch.inf)
-    if repeat == 'virtex':
-        return _lost(logits, tok)
+    if repeat == 'virtex':  # log-probabilities, which are not renormalised when the last word is ruled out
+        logits = logits.log_softmax(-1)
+        return logits if tok.shape[1] == 1 else logits.scatter(1, tok[:, -1:], -10_000.0)
     return logits if repeat else logits.scatter(1, tok[:, -1:], -torch.inf)
-
-
-def _lost(logits, tok):
-    "Log-probabilities with the last word ruled out and the others not renormalised (virtex code)"
-    logits = logits.log_softmax(-1)
-    return logits if tok.shape[1] == 1 else logits.scatter(1, tok[:, -1:], -10_000.0)
 
 
 def _write(choose, step, vis, sos, eos, *, max_len, pad, never, repeat):
@@ -113,7 +107,9 @@ def beam(
     b = len(vis)
     tok = torch.full((b, 1, 1), sos, dtype=torch.long, device=vis.device)
     wide = vis
-    score, size, done = (torch.zeros(b, 1, device=vis.device, dtype=t) for t in (torch.float, torch.float, torch.bool))
+    score = torch.zeros(b, 1, device=vis.device)
+    size = torch.zeros_like(score)
+    done = torch.zeros_like(score, dtype=torch.bool)
 
     def rank():
         return score / size.clamp(min=1) ** norm
@@ -135,7 +131,8 @@ def beam(
             wide = vis.repeat_interleave(parent.shape[1], 0)
         best = rank().masked_fill(~done, -torch.inf)
         hope = score.masked_fill(done, -torch.inf) / (max_len - 1) ** norm
-        if done.all() if every else (best.amax(1) > hope.amax(1)).all():
+        finished = done if every else best.amax(1) > hope.amax(1)
+        if finished.all():
             break
     value = rank()
     ended = value.masked_fill(~done, -torch.inf)
@@ -267,36 +264,34 @@ class Cached:
         "Continue these beams: their ancestors are looked up, and no key or value is moved"
         self.mine = self.mine.gather(1, parent[..., None].expand(-1, -1, self.mine.shape[2]))
 
-# %% ../../nbs/models/40_decoding.ipynb #996acc8c
-@patch
-@torch.no_grad()
-def __call__(
-    self: Cached,
-    vis: Tensor,  # Pictures (b,n,d); read at the first word only
-    tok: Tensor,  # The words so far (r,s), one more than in the last call; r is b times the number of beams
-) -> Tensor:  # Scores of the next word (r,1,v)
-    "Scores of the next word, from the last of `tok` and the cached keys and values of the words before"
-    s = tok.shape[1]
-    if s == 1:
-        self._start(vis)
-    b, k = self.mine.shape[:2]
-    if s != self.seen + 1 or len(tok) != b * k:
-        raise ValueError(
-            f'tok: {tuple(tok.shape)}, but there are {b} pictures with {k} beams of {self.seen} words: '
-            'each call brings one word more'
-        )
-    e = self.embed
-    if s > e.max_len:
-        raise ValueError(f'tok: {s} tokens, but there are positions for {e.max_len} only')
-    x = e.layer_norm(e.words(tok[:, -1]) + e.positions.weight[s - 1]) * (tok[:, -1:] != e.pad)
-    self.mine = torch.cat([self.mine, torch.eye(k, dtype=torch.bool, device=tok.device).expand(b, k, k)], 2)
-    x = x.unflatten(0, (b, k))
-    for i, l in enumerate(self.decoder.layers):
-        x = _layer(l, x, lambda y: self._back(i, y), lambda y: self._look(i, y))
-    if self.decoder.norm is not None:
-        x = self.decoder.norm(x)
-    self.seen = s
-    return self.output(x.flatten(0, 1))[:, None]
+    @torch.no_grad()
+    def __call__(
+        self,
+        vis: Tensor,  # Pictures (b,n,d); read at the first word only
+        tok: Tensor,  # The words so far (r,s), one more than in the last call; r is b times the number of beams
+    ) -> Tensor:  # Scores of the next word (r,1,v)
+        "Score the next word, from the last of `tok` and the cached keys and values of the words before"
+        s = tok.shape[1]
+        if s == 1:
+            self._start(vis)
+        b, k = self.mine.shape[:2]
+        if s != self.seen + 1 or len(tok) != b * k:
+            raise ValueError(
+                f'tok: {tuple(tok.shape)}, but there are {b} pictures with {k} beams of {self.seen} words: '
+                'each call brings one word more'
+            )
+        e = self.embed
+        if s > e.max_len:
+            raise ValueError(f'tok: {s} tokens, but there are positions for {e.max_len} only')
+        x = e.layer_norm(e.words(tok[:, -1]) + e.positions.weight[s - 1]) * (tok[:, -1:] != e.pad)
+        self.mine = torch.cat([self.mine, torch.eye(k, dtype=torch.bool, device=tok.device).expand(b, k, k)], 2)
+        x = x.unflatten(0, (b, k))
+        for i, l in enumerate(self.decoder.layers):
+            x = _layer(l, x, lambda y: self._back(i, y), lambda y: self._look(i, y))
+        if self.decoder.norm is not None:
+            x = self.decoder.norm(x)
+        self.seen = s
+        return self.output(x.flatten(0, 1))[:, None]
 
 # %% ../../nbs/models/40_decoding.ipynb #b40edec2
 def decode(
@@ -338,7 +333,7 @@ def attention(
     tok: Tensor,  # Finished captions, [SOS] first (b,s)
 ) -> Tensor:  # Weights (b,layers,heads,s-1,n), the sum over n is 1; row i is from when `tok[:,i+1]` was
     # written
-    "Cross-attention weights over the image's cells, of each layer and head, for each word of a caption"
+    "Compute cross-attention weights over the image's cells, of each layer and head, for each word of a caption"
     x = embed(tok[:, :-1])
     hide = causal_mask(x.shape[1], device=tok.device) < 0
     maps = []

@@ -11,6 +11,7 @@ import io
 import json
 import pickle
 import re
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -44,20 +45,6 @@ def known_as(
     if backbone.stride != (8 if depth == 10 else 32):
         raise ValueError(f'backbone: its stride is {backbone.stride}; only what make_backbone makes can be exported')
     return _NAMES.get((depth, width)), depth, width
-
-
-def _need_name(backbone, to):
-    "Name, depth and width of a network that other libraries have; a `ValueError` lists those"
-    name, depth, width = known_as(backbone)
-    if name:
-        return name, depth, width
-    names = {w: ', '.join(str(d) for d, v in _NAMES if v == w) for w in (64, 128)}
-    raise ValueError(
-        f'{to} has no network like this one (visual_depth {depth}, visual_width {width}), and nothing was '
-        f'written: what it can open has visual_depth {names[64]} with visual_width 64, or {names[128]} '
-        f'with 128; train with --set visual_depth=18 --set visual_width=64, '
-        'or with one of the recipes for which `vlrep pretrain --recipes` lists another library'
-    )
 
 # %% ../../nbs/models/55_export.ipynb #0f20ba2c
 _RENAMES = (
@@ -114,8 +101,16 @@ LAYOUTS = 'torchvision', 'timm', 'detectron2'
 
 
 def _note(backbone, to, mean, std, size):
-    "Architecture and preprocessing that belong to the weights"
-    name, depth, width = _need_name(backbone, to)
+    "Architecture and preprocessing that belong to the weights; a `ValueError` if `to` has no such network"
+    name, depth, width = known_as(backbone)
+    if not name:
+        depths = {w: ', '.join(str(d) for d, v in _NAMES if v == w) for w in (64, 128)}
+        raise ValueError(
+            f'{to} has no network like this one (visual_depth {depth}, visual_width {width}), and nothing was '
+            f'written: what it can open has visual_depth {depths[64]} with visual_width 64, or {depths[128]} '
+            f'with 128; train with --set visual_depth=18 --set visual_width=64, '
+            'or with one of the recipes for which `vlrep pretrain --recipes` lists another library'
+        )
     for what, v in (('mean', mean), ('std', std)):
         if len(v) != 3:
             raise ValueError(f'{what}={v}: one number for each of red, green and blue')
@@ -209,8 +204,7 @@ class _Arrays(pickle.Unpickler):
     "A pickle of arrays and plain data, and nothing else"
 
     def find_class(self, module, name):
-        array = module.split('.')[0] == 'numpy' and name in ('_reconstruct', 'ndarray', 'dtype')
-        if array:
+        if module.split('.')[0] == 'numpy' and name in ('_reconstruct', 'ndarray', 'dtype'):
             return super().find_class(module, name)
         raise pickle.UnpicklingError(f'{module}.{name} in a file of arrays')
 
@@ -253,42 +247,35 @@ def _torchvision_net(name, state):
     )
 
 # %% ../../nbs/models/55_export.ipynb #bb09d227
-def _timm_net(folder, name):
-    state = load_file(folder / 'model.safetensors')
-    try:
-        import timm
-    except ImportError:
-        return _torchvision_net(
-            name, state
-        ), f'torchvision.models.{name}, whose names timm shares (timm is not installed)'
-    net = timm.create_model(name, pretrained=False, num_classes=0)
-    net.load_state_dict(state, strict=True)
-    return net.eval().double().forward_features, f'timm {timm.__version__}'
-
-
-def _detectron2_net(folder, name):
-    got = _Arrays(io.BytesIO((folder / f'{name}.pkl').read_bytes())).load()
-    w = {k: torch.from_numpy(v).double() for k, v in got['model'].items()}
-    return (lambda x: detectron2_grid(w, x)), "detectron2's forward pass, written out"
-
-
 def _read(folder, to, name):
     "The exported network as a function of pixels from 0 to 255, and the name of what read it"
-
-    def ready(net, mean, std, top=255):
-        m, s = (torch.tensor(v, dtype=torch.float64).view(3, 1, 1) for v in (mean, std))
-        return lambda px: net((px / top - m) / s)
-
-    if to == 'timm':
-        (net, by), cfg = _timm_net(folder, name), read_json(folder / 'config.json')['pretrained_cfg']
-        return ready(net, cfg['mean'], cfg['std']), by
-    if to == 'detectron2':
-        (net, by), text = _detectron2_net(folder, name), (folder / f'{name}.yaml').read_text()
-        mean, std = (json.loads(re.search(f'PIXEL_{k}: (.*)', text)[1]) for k in ('MEAN', 'STD'))
-        return ready(net, mean, std, 1), by
-    note = read_json(folder / f'{name}.json')
-    file = folder / f'{name}.pth'
-    return ready(_torchvision_net(name, read_state(file)), note['mean'], note['std']), f'torchvision.models.{name}'
+    scale = 255
+    by = f'torchvision.models.{name}'
+    if to == 'torchvision':
+        view = read_json(folder / f'{name}.json')
+        net = _torchvision_net(name, read_state(folder / f'{name}.pth'))
+    elif to == 'timm':
+        view = read_json(folder / 'config.json')['pretrained_cfg']
+        state = load_file(folder / 'model.safetensors')
+        try:
+            import timm
+        except ImportError:
+            net = _torchvision_net(name, state)
+            by += ', whose names timm shares (timm is not installed)'
+        else:
+            net = timm.create_model(name, pretrained=False, num_classes=0)
+            net.load_state_dict(state, strict=True)
+            net = net.eval().double().forward_features
+            by = f'timm {timm.__version__}'
+    else:
+        scale = 1
+        text = (folder / f'{name}.yaml').read_text()
+        view = {k: json.loads(re.search(f'PIXEL_{k.upper()}: (.*)', text)[1]) for k in ('mean', 'std')}
+        arrays = _Arrays(io.BytesIO((folder / f'{name}.pkl').read_bytes())).load()['model']
+        net = partial(detectron2_grid, {k: torch.from_numpy(v).double() for k, v in arrays.items()})
+        by = "detectron2's forward pass, written out"
+    mean, std = (torch.tensor(view[k], dtype=torch.float64).view(3, 1, 1) for k in ('mean', 'std'))
+    return lambda pixels: net((pixels / scale - mean) / std), by
 
 # %% ../../nbs/models/55_export.ipynb #8ea2e830
 def _error(backbone, read, mean, std):

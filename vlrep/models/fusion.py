@@ -28,7 +28,7 @@ class _Half(nn.Module):
         super().__init__()
         self.asks = asks
         self.shown = shown
-        (d, ffn) = sizes
+        d, ffn = sizes
         self.project = nn.Linear(d, (asks + 2 * shown) * width)
         if not asks:
             return
@@ -69,9 +69,8 @@ def _open(reals):
     some = real.any(1, keepdim=True)
     first = torch.arange(real.shape[1], device=real.device) == 0
     real = real | (first & ~some)  # attention needs something to look at
-    return torch.zeros(real.shape, device=real.device).masked_fill_(~real, -torch.inf)[:, None, None], some[
-        :, None, None
-    ]
+    mask = torch.zeros(real.shape, device=real.device).masked_fill_(~real, -torch.inf)
+    return mask[:, None, None], some[:, None, None]
 
 # %% ../../nbs/models/59_fusion.ipynb #2cc51c4e
 class FusionLayer(nn.Module):
@@ -110,19 +109,12 @@ class FusionLayer(nn.Module):
             names = self.users[h]
             y = _linear(torch.cat([rows[s] for s in names]), half.project)
             for s, part in zip(names, y.split([len(rows[s]) for s in names])):
-                *asks, key, value = (
-                    seats[s]
-                    .spread(part)
-                    .unflatten(2, (half.asks + 2 * half.shown, self.heads, -1))
-                    .permute(2, 0, 3, 1, 4)
-                    .unbind()
-                    if half.shown
-                    else (seats[s].spread(part).unflatten(2, (self.heads, -1)).transpose(1, 2), None, None)
-                )
-                if asks:
-                    q[s] = asks[0]
+                heads = seats[s].spread(part).unflatten(2, (half.asks + 2 * half.shown, self.heads, -1))
+                heads = heads.permute(2, 0, 3, 1, 4).unbind()
+                if half.asks:
+                    q[s] = heads[0]
                 if half.shown:
-                    k[s], v[s] = key, value
+                    k[s], v[s] = heads[-2:]
         return q, k, v
 
     def forward(
@@ -131,8 +123,9 @@ class FusionLayer(nn.Module):
         seats: dict,  # Stream -> where they stand
         opened: Callable,  # Streams attended to -> mask, and which samples have anything to attend to
     ) -> dict:  # Stream -> new vectors
-        "Attention, then the feed-forward network"
-        (q, k, v), seen = self._heads(rows, seats), {}
+        "Apply attention, then the feed-forward network"
+        q, k, v = self._heads(rows, seats)
+        seen = {}
         for shown, askers in self.groups:
             mask, some = opened(shown)
             keys, values = (torch.cat([x[s] for s in shown], 2) for x in (k, v))
@@ -175,7 +168,7 @@ class FusionEncoder(nn.Module):
         image: Tensor,  # Vectors of regions (b,n,e)
         image_real: Tensor,  # Which of them are real (b,n) bool
     ) -> tuple:  # (b,s,d) and (b,n,e); zero where not real
-        "Contextual vectors of words and regions"
+        "Compute contextual vectors of words and regions"
         xs = dict(text=text, image=image)
         reals = dict(text=text_real, image=image_real)
         for s, x in xs.items():
@@ -204,7 +197,7 @@ def start_from(
     self: FusionEncoder,
     bert: Bert,  # Its layers; of the same width, and as many as there are sublayers with `tt`
 ) -> FusionEncoder:
-    "Take over the weights of a BERT's layers; a `ValueError` says what does not fit"
+    "Copy the weights of a BERT's layers; a `ValueError` says what does not fit"
     to = [l for l, spec in zip(self.layers, self.config.sublayers) if 'tt' in spec.pairs.split()]
     if len(to) != len(bert.layers):
         raise ValueError(
@@ -216,21 +209,15 @@ def start_from(
         a = theirs.self_attn
         if layer.heads != a.num_heads:
             raise ValueError(f'bert: {a.num_heads} attention heads, and the sublayers have {layer.heads}')
-        pairs = [
-            (half.project.weight, a.in_proj_weight),
-            (half.project.bias, a.in_proj_bias),
-            *(
-                (getattr(getattr(half, ours), k), getattr(m, k))
-                for k in ('weight', 'bias')
-                for ours, m in dict(
-                    out=a.out_proj,
-                    norm1=theirs.norm1,
-                    linear1=theirs.linear1,
-                    linear2=theirs.linear2,
-                    norm2=theirs.norm2,
-                ).items()
-            ),
-        ]
+        pairs = [(half.project.weight, a.in_proj_weight), (half.project.bias, a.in_proj_bias)]
+        for ours, other in (
+            (half.out, a.out_proj),
+            (half.norm1, theirs.norm1),
+            (half.linear1, theirs.linear1),
+            (half.linear2, theirs.linear2),
+            (half.norm2, theirs.norm2),
+        ):
+            pairs += zip(ours.parameters(), other.parameters(), strict=True)
         for p, q in pairs:
             if p.shape != q.shape:
                 raise ValueError(f'bert: its layers have other sizes: {tuple(q.shape)} instead of {tuple(p.shape)}')

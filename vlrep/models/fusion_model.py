@@ -54,7 +54,7 @@ class RegionInput(nn.Module):
         boxes: Tensor,  # x0 y0 x1 y1 in [0,1] (b,n,4); not read without bert=None
         norm: nn.Module = None,  # VisualBERT: the words' LayerNorm
     ) -> Tensor:  # (b,n,width)
-        "The input vectors of the regions for the first sublayer"
+        "Compute the input vectors of the regions for the first sublayer"
         if feats.shape[-1] != self.feats:
             raise ValueError(
                 f'region_feats: of width {feats.shape[-1]}, and this model reads features of width '
@@ -68,23 +68,21 @@ class RegionInput(nn.Module):
         x0, y0, x1, y1 = boxes.to(feats.dtype).unbind(-1)
         return self.norm(x + self.boxes(torch.stack([x0, y0, x1, y1, (x1 - x0) * (y1 - y0)], -1)))
 
-# %% ../../nbs/models/64_fusion_model.ipynb #f77acafa
-@patch
-def measure(
-    self: RegionInput,
-    feats: Tensor,  # Of many regions (n,d)
-) -> RegionInput:
-    "Take mean and standard deviation from some regions; a channel that hardly varies is divided by 1 % of the usual"
-    if feats.ndim != 2 or len(feats) < 2:
-        raise ValueError(f'feats: {tuple(feats.shape)}, at least two regions are expected')
-    if self.mean is None:
-        raise ValueError('standardize=False: this input takes the features as they are')
-    std, mean = torch.std_mean(feats.double(), 0)
-    if not (std > 0).any():
-        raise ValueError('feats: all regions have the same features')
-    self.mean.copy_(mean)
-    self.std.copy_(std.clamp(min=0.01 * std.mean()))
-    return self
+    def measure(
+        self,
+        feats: Tensor,  # Of many regions (n,d)
+    ) -> 'RegionInput':
+        "Measure mean and standard deviation of each channel; one that hardly varies is divided by 1 % of the usual"
+        if feats.ndim != 2 or len(feats) < 2:
+            raise ValueError(f'feats: {tuple(feats.shape)}, at least two regions are expected')
+        if self.mean is None:
+            raise ValueError('standardize=False: this input takes the features as they are')
+        std, mean = torch.std_mean(feats.double(), 0)
+        if not (std > 0).any():
+            raise ValueError('feats: all regions have the same features')
+        self.mean.copy_(mean)
+        self.std.copy_(std.clamp(min=0.01 * std.mean()))
+        return self
 
 # %% ../../nbs/models/64_fusion_model.ipynb #f5d4eaaa
 @dataclass(frozen=True)
@@ -108,10 +106,6 @@ class FusionHeads:
                 raise ValueError(f'{k}={getattr(self, k)!r}: {" or ".join(there)}')
         if self.pool_width and self.pool_token != 'cls':
             raise ValueError('pool_token=last: the text is not pooled alone here, leave pool_width out')
-
-
-def _region_head(width, classes, eps):
-    return nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.LayerNorm(width, eps=eps), nn.Linear(width, classes))
 
 # %% ../../nbs/models/64_fusion_model.ipynb #699e25f5
 class FusionModel(nn.Module):
@@ -144,16 +138,20 @@ class FusionModel(nn.Module):
         self.regions_in = RegionInput(
             region_encoder.width, e, None if heads.boxes else bert, config.eps, standardize=heads.standardize
         )
-        self.text_pool, self.region_pool = (nn.Linear(d, w) if w else None for d in (bert.width, e))
+        self.text_pool = nn.Linear(bert.width, w) if w else None
+        self.region_pool = nn.Linear(e, w) if w else None
         if w or heads.pool_token == 'last':
             bert.pooler = None
-        self.classify = _region_head(e, heads.classes, config.eps) if heads.classes else None
+        self.classify = None
+        if heads.classes:
+            self.classify = nn.Sequential(
+                nn.Linear(e, e), nn.GELU(), nn.LayerNorm(e, eps=config.eps), nn.Linear(e, heads.classes)
+            )
         self.decoder = None if heads.tie_words else nn.Linear(bert.width, len(tok), bias=False)
         self.fuse_width = bert.width
         self.pooled_width = w or bert.width
-        new = [
-            m for m in (self.regions_in, self.text_pool, self.region_pool, self.classify, self.decoder) if m is not None
-        ]
+        parts = self.regions_in, self.text_pool, self.region_pool, self.classify, self.decoder
+        new = [m for m in parts if m is not None]
         if not heads.tie_words:  # then nothing of BERT's head remains
             new.append(bert.transform)
             bert.transform_norm.reset_parameters()
@@ -169,6 +167,41 @@ class FusionModel(nn.Module):
         "The backbone that the regions are from"
         return self.region_encoder.visual
 
+    @property
+    def max_len(self) -> int:
+        "Most tokens of a text"
+        return self.bert.config.max_len
+
+    @property
+    def poolers(self) -> tuple:
+        "Which of `cls` and `last` a head may take: two poolers that are multiplied, or one of `last`, leave no choice"
+        if self.heads.pool_width:
+            return ('cls',)
+        return ('last',) if self.heads.pool_token == 'last' else ('cls', 'last')
+
+    def forward(
+        self,
+        batch: dict,  # As for `fuse`, and `salt` (b,), which decides what is masked
+    ) -> dict:  # `logits` (m,v), `target` (m,) of masked words; with classes also `region_logits` (r,c) and
+        # `target_regions` (r,c)
+        "Mask words, and perhaps regions, and predict them"
+        h = self.heads
+        tok = batch['tok']
+        salt = batch['salt']
+        regions = self.regions(batch)
+        seen, want = mask_words(tok, batch['lens'], salt, self.tok, h.share)
+        if h.classes:
+            feats, asked = mask_regions(
+                regions['region_feats'], regions['region_counts'], salt, h.region_share, h.zeroed
+            )
+            regions = {**regions, 'region_feats': feats}
+        text, image = self.states({**batch, 'tok': seen}, regions)
+        idle = 0 * (self.pooled(text, image, batch['lens'], regions['region_counts']).sum() + image.sum())
+        out = dict(logits=self.word_scores(text[want >= 0]) + idle, target=want[want >= 0])
+        if h.classes:
+            out |= dict(region_logits=self.classify(image[asked]), target_regions=regions['region_probs'][asked])
+        return out
+
 # %% ../../nbs/models/64_fusion_model.ipynb #082765c5
 _OF_DATA = 'regions_in.project', 'classify.3', 'region_encoder.classifier'  # what has the sizes of the data
 
@@ -183,11 +216,8 @@ def _load_from_state_dict(self: FusionModel, state, prefix, *args):
         owner = self.get_submodule(owner)
         old = getattr(owner, name)
         if old is not None and old.weight.shape != there.shape:
-            setattr(
-                owner,
-                name,
-                nn.Linear(there.shape[1], there.shape[0]).to(old.weight).requires_grad_(old.weight.requires_grad),
-            )
+            new = nn.Linear(there.shape[1], there.shape[0]).to(old.weight)
+            setattr(owner, name, new.requires_grad_(old.weight.requires_grad))
     d = self.regions_in.feats = self.region_encoder.width = self.regions_in.project.in_features
     for k, b in self.regions_in.named_buffers():
         if len(b) != d:
@@ -202,7 +232,7 @@ def regions(
     self: FusionModel,
     batch: dict,  # With `region_feats`, or what the region encoder needs
 ) -> dict:  # `region_feats` (b,n,d), `region_boxes` (b,n,4), `region_counts` (b,), perhaps `region_probs` (b,n,c)
-    "The regions of a batch"
+    "Return the regions of a batch, or compute them"
     got = batch if 'region_feats' in batch else self.region_encoder(batch)
     return {k: v for k, v in got.items() if k.startswith('region_')}
 
@@ -213,32 +243,16 @@ def states(
     batch: dict,  # `tok` (b,s), `lens` (b,), perhaps `segments` (b,s)
     regions: dict,  # From `regions`
 ) -> tuple:  # Of words (b,s,d), of regions (b,n,e)
-    "Contextual vectors of words and regions"
+    "Compute contextual vectors of words and regions"
     tok = batch['tok']
-    lens = batch['lens']
-    feats = regions['region_feats']
-    counts = regions['region_counts']
-    feats = feats.to(self.regions_in.project.weight.dtype)
+    feats = regions['region_feats'].to(self.regions_in.project.weight.dtype)
     text = self.bert.embeddings(tok, batch.get('segments'))
     image = self.regions_in(feats, regions['region_boxes'], self.bert.norm)
     image = drop(image, self.encoder.config.dropout, self.training)
-    return self.encoder(text, sequence_mask(lens, tok.shape[1]), image, sequence_mask(counts, feats.shape[1]))
+    words = sequence_mask(batch['lens'], tok.shape[1])
+    return self.encoder(text, words, image, sequence_mask(regions['region_counts'], feats.shape[1]))
 
 # %% ../../nbs/models/64_fusion_model.ipynb #7dfd7c6c
-@patch(as_prop=True)
-def max_len(self: FusionModel) -> int:
-    "Most tokens of a text"
-    return self.bert.config.max_len
-
-
-@patch(as_prop=True)
-def poolers(self: FusionModel) -> tuple:
-    "Which of `cls` and `last` a head may take: two poolers that are multiplied, or one of `last`, leave no choice"
-    if self.heads.pool_width:
-        return ('cls',)
-    return ('last',) if self.heads.pool_token == 'last' else ('cls', 'last')
-
-
 @patch
 def pooled(
     self: FusionModel,
@@ -247,7 +261,7 @@ def pooled(
     lens: Tensor,  # Real words (b,)
     counts: Tensor,  # Real regions (b,)
 ) -> Tensor:  # (b,d)
-    "One vector for both"
+    "Reduce text and image to one vector"
     if self.text_pool is None:
         if self.heads.pool_token == 'cls':
             return self.bert.pooled(text)
@@ -264,7 +278,7 @@ def fuse(
     self: FusionModel,
     batch: dict,  # As for `states` and `regions`
 ) -> dict:  # `pooled` (b,p), `text` (b,s,d), `regions` (b,n,e)
-    "The fused representation of text and image"
+    "Compute the fused representation of text and image"
     regions = self.regions(batch)
     text, image = self.states(batch, regions)
     return dict(pooled=self.pooled(text, image, batch['lens'], regions['region_counts']), text=text, regions=image)
@@ -275,7 +289,7 @@ def word_scores(
     self: FusionModel,
     states: Tensor,  # Of some words (m,d)
 ) -> Tensor:  # (m,v)
-    "A score for each token of the vocabulary"
+    "Score each token of the vocabulary"
     if self.decoder is None:
         return self.bert.mlm_logits(states)
     b = self.bert
@@ -290,27 +304,3 @@ def fill_mask(
     "Predict masked words from the others and from the image"
     at = batch['masked'] if 'masked' in batch else batch['tok'] == self.tok.mask
     return self.word_scores(self.states(batch, self.regions(batch))[0][at])
-
-# %% ../../nbs/models/64_fusion_model.ipynb #34310eea
-@patch
-def forward(
-    self: FusionModel,
-    batch: dict,  # As for `fuse`, and `salt` (b,), which decides what is masked
-) -> dict:  # `logits` (m,v), `target` (m,) of masked words; with classes also `region_logits` (r,c) and
-    # `target_regions` (r,c)
-    "Mask words, and perhaps regions, and predict them"
-    h = self.heads
-    tok = batch['tok']
-    salt = batch['salt']
-    regions = self.regions(batch)
-    seen, want = mask_words(tok, batch['lens'], salt, self.tok, h.share)
-    if h.classes:
-        feats, asked = mask_regions(regions['region_feats'], regions['region_counts'], salt, h.region_share, h.zeroed)
-        probs = regions['region_probs']
-        regions = {**regions, 'region_feats': feats}
-    text, image = self.states({**batch, 'tok': seen}, regions)
-    idle = 0 * (self.pooled(text, image, batch['lens'], regions['region_counts']).sum() + image.sum())
-    out = dict(logits=self.word_scores(text[want >= 0]) + idle, target=want[want >= 0])
-    if h.classes:
-        out |= dict(region_logits=self.classify(image[asked]), target_regions=probs[asked])
-    return out

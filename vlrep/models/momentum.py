@@ -22,8 +22,6 @@ class MomentumEncoder(nn.ModuleDict):
         modules: dict,  # Name -> module; modules may share parts
         momentum: float = 0.999,  # Weight of the copy's old value in each update, in [0,1] (MCT sec. 4.1)
     ):
-        if not 0 <= momentum <= 1:
-            raise ValueError(f'momentum={momentum}: must be from 0 to 1')
         super().__init__(copy.deepcopy(modules))
         self.momentum = momentum
         self.requires_grad_(False)
@@ -33,7 +31,7 @@ class MomentumEncoder(nn.ModuleDict):
         self,
         modules: dict,  # Those that it is a copy of
     ) -> None:
-        "A step towards `modules`: to be called after each step of their optimiser"
+        "Move the copy a step towards `modules`; to be called after each step of their optimiser"
         pairs = [(a, b) for k, m in modules.items() for a, b in zip(self[k].parameters(), m.parameters(), strict=True)]
         once = {id(a): (a, b) for a, b in pairs}  # modules may share parts
         slow, fast = zip(*once.values())
@@ -62,8 +60,6 @@ class Queue(nn.Module):
         marks: int = 0,  # Whole numbers beside each key, from 0 to 255, such as its image's tags
     ):
         super().__init__()
-        if size < 1:
-            raise ValueError(f'queue={size}: at least 1 key')
         n = size + room
         self.size = size
         for k, d in widths.items():
@@ -85,7 +81,7 @@ class Queue(nn.Module):
         self,
         kind: str,  # One of `widths`
     ) -> Tensor:  # (n,d), unit length; `active` marks those that are negatives
-        "All keys of a kind"
+        "Return all keys of a kind"
         return getattr(self, f'keys_{kind}')
 
     @property
@@ -107,54 +103,50 @@ class Queue(nn.Module):
         self.staged.zero_()
 
     def enqueue(self, keys: dict, ids: Tensor, marks: Tensor = None, gather: callable = None) -> None:
-        "`stage` and `commit`"
+        "Put keys into the queue at once: `stage`, then `commit`"
         self.stage(keys, ids, marks, gather)
         self.commit()
 
-# %% ../../nbs/models/45_momentum.ipynb #49fd2454
-@patch
-@torch.no_grad()
-def stage(
-    self: Queue,
-    keys: dict,  # Kind -> keys of this process (b,d)
-    ids: Tensor,  # Numbers of their images (b,)
-    marks: Tensor = None,  # What stands beside each (b,m)
-    gather: callable = None,  # Rows (b,...) -> those of all processes, such as `lambda x: dist.gather(x)[0]`
-) -> None:
-    "Put keys ahead of the pointer, where they are not negatives yet"
-    names = list(keys)
-    marks = ids.new_zeros(len(ids), 0) if marks is None else marks
-    if marks.shape != (len(ids), self.marks.shape[1]):
-        raise ValueError(
-            f'marks: {tuple(marks.shape)} for {len(ids)} keys of a queue with {self.marks.shape[1]} marks beside each'
-        )
-    vec = torch.cat([keys[k] for k in names], 1)
-    num = torch.cat([ids[:, None], marks.to(ids)], 1)
-    if gather:
-        vec = gather(vec)
-        num = gather(num)
-    n = len(self.ids)
-    vec = vec[-n:]
-    num = num[-n:]
-    at = (self.pointer + self.staged + torch.arange(len(vec), device=vec.device)) % n
-    parts = vec.split([keys[k].shape[1] for k in names], 1)
-    for k, v in zip(names, parts):
-        self.keys(k)[at] = v.to(self.keys(k).dtype)
-    self.ids[at], self.marks[at], self.born[at] = num[:, 0], num[:, 1:].to(torch.uint8), self.steps + 1
-    self.staged.add_(len(vec)).clamp_(max=n)
+    @torch.no_grad()
+    def stage(
+        self,
+        keys: dict,  # Kind -> keys of this process (b,d)
+        ids: Tensor,  # Numbers of their images (b,)
+        marks: Tensor = None,  # What stands beside each (b,m)
+        gather: callable = None,  # Rows (b,...) -> those of all processes, such as `lambda x: dist.gather(x)[0]`
+    ) -> None:
+        "Put keys ahead of the pointer, where they are not negatives yet"
+        marks = ids.new_zeros(len(ids), 0) if marks is None else marks
+        if marks.shape != (len(ids), self.marks.shape[1]):
+            raise ValueError(
+                f'marks: {tuple(marks.shape)} for {len(ids)} keys of a queue with {self.marks.shape[1]} beside each'
+            )
+        vectors = torch.cat(list(keys.values()), 1)
+        numbers = torch.cat([ids[:, None], marks.to(ids)], 1)
+        if gather:
+            vectors = gather(vectors)
+            numbers = gather(numbers)
+        n = len(self.ids)
+        vectors = vectors[-n:]
+        numbers = numbers[-n:]
+        at = (self.pointer + self.staged + torch.arange(len(vectors), device=vectors.device)) % n
+        for k, v in zip(keys, vectors.split([v.shape[1] for v in keys.values()], 1)):
+            self.keys(k)[at] = v.to(self.keys(k).dtype)
+        self.ids[at] = numbers[:, 0]
+        self.marks[at] = numbers[:, 1:].to(torch.uint8)
+        self.born[at] = self.steps + 1
+        self.staged.add_(len(vectors)).clamp_(max=n)
 
-# %% ../../nbs/models/45_momentum.ipynb #49fd2455
-@patch
-@torch.no_grad()
-def drop(self: Queue) -> None:
-    "Discard the staged keys"
-    n = len(self.ids)
-    gone = (torch.arange(n, device=self.ids.device) - self.pointer) % n < self.staged
-    # keys that are not finite would reach the gradient, although they are masked: 0 times NaN is NaN
-    for k, b in self.named_buffers():
-        if k.startswith('keys_'):
-            b.masked_fill_(gone[:, None], 0.0)
-    self.staged.zero_()
+    @torch.no_grad()
+    def drop(self) -> None:
+        "Discard the staged keys"
+        n = len(self.ids)
+        gone = (torch.arange(n, device=self.ids.device) - self.pointer) % n < self.staged
+        # keys that are not finite would reach the gradient, although they are masked: 0 times NaN is NaN
+        for k, b in self.named_buffers():
+            if k.startswith('keys_'):
+                b.masked_fill_(gone[:, None], 0.0)
+        self.staged.zero_()
 
 # %% ../../nbs/models/45_momentum.ipynb #fb1977ba
 @patch
@@ -165,14 +157,15 @@ def filled_with(
     ids: Tensor,  # Numbers of their images (n,)
     marks: Tensor,  # What stands beside each (n,m)
 ) -> Queue:  # A new one; this one stays
-    "A queue of the same size that holds these keys, the first of them again where they are too few"
+    "Make a queue of the same size that holds these keys, the first of them again where they are too few"
     new = copy.deepcopy(self)
     n = len(new.ids)
     row = torch.arange(self.size, device=ids.device) % len(ids)
     at = torch.arange(n - self.size, n, device=ids.device)
     for k, v in keys.items():
         new.keys(k)[at] = v[row].to(new.keys(k).dtype)
-    new.ids[at], new.marks[at] = ids[row], marks[row].to(torch.uint8)
+    new.ids[at] = ids[row]
+    new.marks[at] = marks[row].to(torch.uint8)
     new.pointer.zero_()
     new.staged.zero_()
     return new
@@ -183,7 +176,7 @@ def by_groups(
     x: Tensor,  # (b,...)
     group: int = 0,  # Approximate number of images normalised together; 0: all
 ) -> Tensor:  # (b,d)
-    "The batch in nearly equal groups, as if each had a device of its own; in evaluation all at once"
+    "Compute a batch in nearly equal groups, as if each had a device of its own; in evaluation all at once"
     n = max(1, round(len(x) / group)) if group and net.training else 1
     return net(x) if n == 1 else torch.cat([net(part) for part in x.tensor_split(n)])
 
@@ -194,7 +187,7 @@ def shuffled(
     group: int = 0,  # As for `by_groups`
     dist: object = None,  # The processes, with `rank`, `world_size`, `gather` and `broadcast`
 ) -> Tensor:  # (b,d), in the order of `x`
-    """As `by_groups`, but the images of all groups and all processes change places before, and back afterwards
+    """Compute a batch in groups whose images are exchanged between groups and processes before, and put back afterwards
 
     In one process with fewer than two groups there is nothing to exchange: then it is `by_groups`.
     """

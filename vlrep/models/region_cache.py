@@ -79,7 +79,7 @@ def region_sample(
     *,
     most: int = 512,  # Images that are used, evenly spread over the dataset
 ) -> Tensor:  # Features of their regions (n,d)
-    "Features of some regions of a dataset, to measure their scale; damaged images are left out"
+    "Compute features of some regions of a dataset, to measure their scale; damaged images are left out"
     frozen = _Frozen(encoder, dataset, reader, size)
     out = []
     for i in np.unique(np.linspace(0, len(dataset) - 1, most).round().astype(int)):
@@ -108,18 +108,6 @@ def _key(frozen, mirrored):
     hash_images(h, d)
     return h.hexdigest()[:16]
 
-
-def _write(writer, frozen, ways):
-    "Add the regions of all images, those of an image and of its mirror image one after the other"
-    for rows, seen in progress(frozen.in_blocks(ways), -(-len(frozen.dataset) // 64), 'images: regions'):
-        for j, row in enumerate(rows):
-            for m, got in zip(ways, seen):
-                k = int(got['region_counts'][j])
-                writer.add(
-                    f'{row} {"mirrored" if m else "as it is"}',
-                    *(got[f'region_{a}'][j, :k].numpy() for a in ('feats', 'boxes', 'probs') if f'region_{a}' in got),
-                )
-
 # %% ../../nbs/models/67_region_cache.ipynb #4e74b91b
 class RegionCache:
     "The regions of the images of a dataset and of their mirror images, from a store: (rows, flip) -> tensors"
@@ -137,7 +125,7 @@ class RegionCache:
         rows: np.ndarray | list,  # Of the dataset (b,)
         flip: np.ndarray,  # Which are mirrored (b,) bool
     ) -> dict:  # As `RegionStore.read`
-        "The regions of some images; a `ValueError` if they are mirrored and no mirror images are stored"
+        "Read the regions of some images; a `ValueError` if they are mirrored and no mirror images are stored"
         rows = np.asarray(rows, np.int64)
         flip = np.asarray(flip, bool)
         if self.mirrored:
@@ -153,9 +141,6 @@ _MOST = 10 * 2**30  # Bytes that the cached regions of all datasets and networks
 def _forget(newest):
     "Remove the least recently used sets beyond `_MOST` bytes, and what killed processes left more than a day ago"
 
-    def size(p):
-        return sum(f.stat().st_size for f in p.iterdir() if f.is_file())
-
     for p in newest.parent.glob('.features-*'):
         if p.is_dir() and time.time() - p.stat().st_mtime > 86400:
             shutil.rmtree(p, ignore_errors=True)
@@ -166,7 +151,7 @@ def _forget(newest):
     )
     total = 0
     for p in others:
-        total += size(p)
+        total += sum(f.stat().st_size for f in p.iterdir() if f.is_file())
         if total > _MOST:
             shutil.rmtree(p, ignore_errors=True)
 
@@ -180,7 +165,7 @@ def cache_regions(
     mirrored: bool = False,  # Those of the mirror images, too?
     log: Callable = print,  # Called if the kept regions have changed on the disk; None for no message
 ) -> RegionCache:
-    "The regions of all images of a dataset, computed once and kept; a `ValueError` for an encoder that is trained"
+    "Compute the regions of all images of a dataset once, and keep them; a `ValueError` for an encoder that is trained"
     if not encoder.frozen or encoder.how == 'files':
         raise ValueError(
             f'encoder: of {encoder.how}, '
@@ -198,8 +183,16 @@ def cache_regions(
             if log:
                 log(f'the cached regions: {why}; made anew')
             shutil.rmtree(folder)
-        with RegionWriter(folder, encoder.width, encoder.classes, names=encoder.names) as w:
-            _write(w, frozen, (False, True)[: 1 + mirrored])
+        ways = (False, True) if mirrored else (False,)
+        blocks = progress(frozen.in_blocks(ways), -(-len(dataset) // 64), 'images: regions')
+        with RegionWriter(folder, encoder.width, encoder.classes, names=encoder.names) as writer:
+            for rows, seen in blocks:
+                for j, row in enumerate(rows):
+                    for m, got in zip(ways, seen):
+                        k = int(got['region_counts'][j])
+                        parts = [got[a] for a in ('region_feats', 'region_boxes', 'region_probs') if a in got]
+                        name = f'{row} {"mirrored" if m else "as it is"}'
+                        writer.add(name, *(part[j, :k].numpy() for part in parts))
         _forget(folder)
     return RegionCache(RegionStore(folder), mirrored)
 
@@ -221,7 +214,7 @@ class CachedReader:
         source: ImageTextDataset,  # One of the datasets
         rows: np.ndarray | list,  # Of it (b,)
     ) -> dict:  # As `RegionStore.read`
-        "The regions of some images, not mirrored; a `ValueError` if those of the dataset are not cached"
+        "Read the regions of some images, not mirrored; a `ValueError` if those of the dataset are not cached"
         for dataset, cache in self.known:
             if dataset is source:
                 return cache(rows, np.zeros(len(rows), bool))

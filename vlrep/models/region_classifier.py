@@ -11,6 +11,7 @@ import json
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -21,7 +22,7 @@ from torch import Tensor, nn
 
 from ..core.files import cache_dir, cached_folder, read_json, write_json
 from ..core.seeding import chances, seed_of, torch_rng
-from ..core.weights import check_weights
+from ..core.weights import fill_model
 from ..data.records import ArrayDataset, DamagedImage, ImageTextDataset
 from ..data.regions import check_boxes, mirror_boxes
 from .backbones import make_backbone
@@ -89,22 +90,19 @@ def _batch(dataset, known, rows, flip=None):
         boxes = mirror_boxes(boxes, flip)
     return dict(img=img, region_boxes=boxes, region_counts=counts)
 
-
-def _steps(n, plan, seed):
-    "The rows of each step: all images once before any twice"
-    need = plan.steps * plan.bs
-    order = [
-        torch.randperm(n, generator=torch_rng(seed, 'region classifier', 'order', k)) for k in range(-(-need // n))
-    ]
-    return torch.cat(order)[:need].split(plan.bs)
-
 # %% ../../nbs/models/63_region_classifier.ipynb #6763000b
 def _learn(encoder, heads, dataset, known, rows, *, plan, seed):
     "Train the encoder on the images `rows`"
     opt = torch.optim.AdamW([*encoder.parameters(), *heads.parameters()], lr=plan.lr, weight_decay=plan.wd)
     rise = max(1, round(plan.warmup * plan.steps))
+    need = plan.steps * plan.bs
+    # all images once before any twice
+    epochs = [
+        torch.randperm(len(rows), generator=torch_rng(seed, 'region classifier', 'order', k))
+        for k in range(-(-need // len(rows)))
+    ]
     encoder.train()
-    for step, some in enumerate(_steps(len(rows), plan, seed)):
+    for step, some in enumerate(torch.cat(epochs)[:need].split(plan.bs)):
         for g in opt.param_groups:
             g['lr'] = plan.lr * min((step + 1) / rise, (plan.steps - step) / max(1, plan.steps - rise))
         some = rows[some]
@@ -131,7 +129,7 @@ def classify_regions(
     dataset: ImageTextDataset,  # With boxes and objects
     bs: int = 64,  # Images at a time
 ) -> tuple:  # Distributions of all regions (r,c), and their categories (r,), -1 where it has no name
-    "Predictions of a classifier for the ground-truth boxes of a dataset"
+    "Classify the ground-truth boxes of a dataset"
     known = _Known(dataset, ())
     number = {w: i for i, w in enumerate(encoder.names)}
     names = torch.tensor([number.get(w, -1) for w in known.names['category']])
@@ -151,7 +149,7 @@ def region_scores(
     truth: Tensor,  # Categories (r,); regions with -1 do not count
 ) -> dict:  # `n` regions; the share `top1` whose likeliest class is true, and that of the most `frequent` class;
     # mean `entropy` in nats
-    "Accuracy and mean entropy of a region classifier"
+    "Compute accuracy and mean entropy of a region classifier"
     probs = probs[truth >= 0].double()
     truth = truth[truth >= 0]
     if not len(truth):
@@ -165,17 +163,6 @@ def region_scores(
     )
 
 # %% ../../nbs/models/63_region_classifier.ipynb #67630011
-def _file_facts(dataset):
-    "Name, size and time of change of each file of a dataset whose images stand in files"
-    for i in range(len(dataset)):
-        try:
-            st = os.stat(dataset.path(i))
-        except OSError:
-            yield f'{dataset.path(i)} is missing'
-        else:
-            yield f'{dataset.path(i)} {st.st_size} {st.st_mtime_ns}'
-
-
 def hash_images(
     h: 'hashlib._Hash',  # Is updated
     dataset: ImageTextDataset,  # At least one image
@@ -183,8 +170,14 @@ def hash_images(
 ) -> None:
     "Let a hash depend on the images of a dataset: on files by size and time of change, on others by their pixels"
     if hasattr(dataset, 'path'):
-        for line in _file_facts(dataset):
-            h.update(line.encode())
+        for i in range(len(dataset)):
+            path = dataset.path(i)
+            try:
+                st = os.stat(path)
+            except OSError:
+                h.update(f'{path} is missing'.encode())
+            else:
+                h.update(f'{path} {st.st_size} {st.st_mtime_ns}'.encode())
         most = 16
     elif isinstance(dataset, ArrayDataset):
         most = len(dataset)
@@ -193,18 +186,13 @@ def hash_images(
         try:
             parts = [dataset.images(rows)]
         except DamagedImage:
-            parts = [_readable(dataset, i) for i in rows]
+            parts = []
+            for row in rows:
+                with suppress(DamagedImage):
+                    parts.append(dataset.images([row]))
         for part in parts:
             for a in part:
                 h.update(np.ascontiguousarray(a.numpy()).tobytes())
-
-
-def _readable(dataset, row):
-    "The image of a row; nothing if it is damaged"
-    try:
-        return dataset.images([row])
-    except DamagedImage:
-        return ()
 
 # %% ../../nbs/models/63_region_classifier.ipynb #39049a46
 def _key(dataset, known, plan, seed):
@@ -243,25 +231,13 @@ def _trained(dataset, known, plan, seed):
     return encoder, dict(facts, seconds=round(time.perf_counter() - start, 1))
 
 # %% ../../nbs/models/63_region_classifier.ipynb #67630012
-def _load(folder, known, plan):
-    "The classifier in a folder and its scores; a `ValueError` if it is not there or damaged"
-    facts = read_json(folder / 'facts.json')
-    encoder, _ = _new(known.names, plan, 0)
-    state = check_weights(read_state(folder / 'model.safetensors'), str(folder), encoder.state_dict())
-    try:
-        encoder.load_state_dict(state)
-    except RuntimeError as e:
-        raise ValueError(f'{folder}: damaged ({e})') from None
-    return encoder.freeze(), facts
-
-
 def train_region_classifier(
     dataset: ImageTextDataset,  # Its records have boxes and objects with a category
     plan: RegionClassifierPlan = RegionClassifierPlan(),  # Training hyperparameters
     seed: int = 0,  # The same seed, the same weights
     log: Callable = print,  # Called with the score it has reached; None for no message
 ) -> RegionEncoder:  # Of boxes, frozen, with `region_probs`; `names` of its classes
-    "A small backbone and classifier of boxes, from the cache if it was trained before"
+    "Train a small backbone and classifier of boxes, or take them from the cache if they were trained before"
     known = _Known(dataset, plan.attributes)
 
     def train(new):
@@ -270,11 +246,14 @@ def train_region_classifier(
         write_json(new / 'facts.json', facts)
 
     folder = cache_dir('regions') / f'classifier-{_key(dataset, known, plan, seed)}'
-    encoder, facts = _load(cached_folder(folder, 'the region classifier', train, log), known, plan)
+    cached_folder(folder, 'the region classifier', train, log)
+    encoder, _ = _new(known.names, plan, 0)
+    fill_model(encoder, read_state(folder / 'model.safetensors'), folder)
+    facts = read_json(folder / 'facts.json')
     if log:
         log(
             f'region classifier, {len(encoder.names)} classes, trained on ground-truth boxes in '
             f'{facts["seconds"]:.0f} s: {100 * facts["top1"]:.1f} % of {facts["n"]} other regions are correct '
             f'(most frequent class: {100 * facts["frequent"]:.1f} %), entropy {facts["entropy"]:.2f} nats'
         )
-    return encoder
+    return encoder.freeze()

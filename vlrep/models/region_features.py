@@ -7,7 +7,6 @@ __all__ = ['cell_boxes', 'roi_features', 'whole_view', 'RegionEncoder']
 
 # %% ../../nbs/models/62_region_features.ipynb #67620004
 import torch
-from fastcore.basics import patch
 from torch import Tensor, nn
 from torchvision.ops import roi_align
 
@@ -22,7 +21,7 @@ def cell_boxes(
     w: int,  # Columns
     device: str | torch.device = 'cpu',  # Where they are computed
 ) -> Tensor:  # x0 y0 x1 y1 of each, row by row, as parts of width and height (h*w,4)
-    "The box of every cell of a grid"
+    "Compute the box of every cell of a grid"
     if h < 1 or w < 1:
         raise ValueError(f'h={h}, w={w}: a grid has at least one row and one column')
     y, x = torch.meshgrid(torch.arange(h, device=device), torch.arange(w, device=device), indexing='ij')
@@ -37,7 +36,7 @@ def roi_features(
     boxes: Tensor,  # x0 y0 x1 y1 of regions, as parts of width and height (b,n,4)
     counts: Tensor,  # How many of the n are real (b,)
 ) -> Tensor:  # float32 (b,n,c); zeros for regions that are not real
-    "The mean of the grid over each box (RoI align); a `ValueError` names a box that is empty or outside the image"
+    "Average the grid over each box (RoI align); a `ValueError` names a box that is empty or outside the image"
     b, c, h, w = grid.shape
     if len(boxes) != b:
         raise ValueError(f'boxes: of {len(boxes)} images, but grid is of {b}')
@@ -60,7 +59,7 @@ def whole_view(
     mean: tuple = IMAGENET[0],
     std: tuple = IMAGENET[1],  # Normalisation
 ) -> Tensor:  # Float, normalised (b,3,size,size)
-    "All of each image, stretched into a square"
+    "Stretch all of each image into a square"
     hw = hw.to(img.device)
     x = resize_crop(img, torch.cat([torch.zeros_like(hw), hw], 1), size) / 255
     m, s = (torch.tensor(v, device=img.device).view(3, 1, 1) for v in (mean, std))
@@ -93,10 +92,9 @@ class RegionEncoder(nn.Module):
         self.frozen = frozen
         own = getattr(visual, 'width', 0)
         self.width = width or own
-        if how == 'files':
-            self.classes = classes or (classifier.out_features if classifier is not None else 0)
-        else:
-            self.classes = classifier.out_features if classifier is not None else 0
+        self.classes = 0 if classifier is None else classifier.out_features
+        if how == 'files' and classes:
+            self.classes = classes
         if self.width < 1:
             raise ValueError('width: how wide the stored features are has to be given')
         if how != 'files' and self.width != own:
@@ -113,20 +111,17 @@ class RegionEncoder(nn.Module):
         self,
         batch: dict,  # With `img` (b,3,h,w); 'boxes': `region_boxes`, `region_counts`; 'files': `region_feats`, too
     ) -> dict:  # region_feats (b,n,d), region_boxes (b,n,4), region_counts (b,); perhaps region_probs (b,n,c)
-        "The regions of a batch; a `ValueError` names what is missing, or of another width"
+        "Compute the regions of a batch; a `ValueError` names what is missing, or of another width"
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen):
             out = getattr(self, f'_{self.how}')(batch)
-            if self.classifier is None or 'region_probs' in out:
-                return out
-            return out | dict(region_probs=self._probs(out['region_feats'], out['region_counts']))
-
-    def _probs(self, feats, counts):
-        "A distribution for each real region, zeros elsewhere"
-        probs = self.classifier(feats.to(self.classifier.weight.dtype)).float().softmax(-1)
-        return probs * sequence_mask(counts, feats.shape[1])[..., None]
+            if self.classifier is not None and 'region_probs' not in out:
+                feats = out['region_feats']
+                probs = self.classifier(feats.to(self.classifier.weight.dtype)).float().softmax(-1)
+                out['region_probs'] = probs * sequence_mask(out['region_counts'], feats.shape[1])[..., None]
+            return out
 
     def _grid(self, batch):
-        grid = self.visual(self._img(batch)).float()
+        grid = self.visual(self._part(batch, 'img')).float()
         b, _, h, w = grid.shape
         return dict(
             region_feats=grid.flatten(2).mT,
@@ -135,8 +130,7 @@ class RegionEncoder(nn.Module):
         )
 
     def _boxes(self, batch):
-        boxes, counts = _part(batch, 'region_boxes', 'boxes'), _part(batch, 'region_counts', 'boxes')
-        img = self._img(batch)
+        boxes, counts, img = (self._part(batch, k) for k in ('region_boxes', 'region_counts', 'img'))
         boxes = boxes.to(img.device)
         counts = counts.to(img.device)
         return dict(
@@ -144,7 +138,7 @@ class RegionEncoder(nn.Module):
         )
 
     def _files(self, batch):
-        got = {k: _part(batch, k, 'files') for k in ('region_feats', 'region_boxes', 'region_counts')}
+        got = {k: self._part(batch, k) for k in ('region_feats', 'region_boxes', 'region_counts')}
         for k, want in (('region_feats', self.width), ('region_probs', self.classes)):
             if k not in batch:
                 continue
@@ -156,24 +150,16 @@ class RegionEncoder(nn.Module):
             got[k] = batch[k]
         return got
 
-    def _img(self, batch):
-        return _part(batch, 'img', self.how)
+    def _part(self, batch, key):
+        if key not in batch:
+            raise ValueError(f'{key}: missing in the batch; regions from {self.how} need it')
+        return batch[key]
 
-# %% ../../nbs/models/62_region_features.ipynb #6762001b
-@patch
-def train(self: RegionEncoder, mode: bool = True) -> RegionEncoder:
-    "As `nn.Module.train`; what is frozen stays in evaluation mode"
-    return nn.Module.train(self, mode and not self.frozen)
+    def train(self, mode: bool = True) -> 'RegionEncoder':
+        "Switch to training mode, or back; what is frozen stays in evaluation mode"
+        return super().train(mode and not self.frozen)
 
-
-@patch
-def freeze(self: RegionEncoder) -> RegionEncoder:
-    "Freeze backbone and classifier: no gradients, always evaluation mode"
-    self.frozen = True
-    return self.requires_grad_(False).eval()
-
-# %% ../../nbs/models/62_region_features.ipynb #6762001c
-def _part(batch, key, how):
-    if key not in batch:
-        raise ValueError(f'{key}: missing in the batch; regions from {how} need it')
-    return batch[key]
+    def freeze(self) -> 'RegionEncoder':
+        "Freeze backbone and classifier: no gradients, always evaluation mode"
+        self.frozen = True
+        return self.requires_grad_(False).eval()

@@ -52,7 +52,7 @@ def single_stream(
     depth: int = 12,  # Layers
     heads: int = 12,  # Of attention
 ) -> tuple:  # Of `Sublayer`
-    "Text and image as one sequence (VisualBERT)"
+    "List the sublayers of text and image as one sequence (VisualBERT)"
     return (Sublayer(shared=True, heads=heads),) * depth
 
 
@@ -65,7 +65,7 @@ def dual_stream(
     co_width: int = 1024,  # Of co-attention; 0: none, the streams never meet
     co_heads: int = 8,
 ) -> tuple:  # Of `Sublayer`
-    "Layers of text alone, then co-attention in turns with a layer of each stream (ViLBERT)"
+    "List layers of text alone, then co-attention in turns with a layer of each stream (ViLBERT)"
     if blocks > depth:
         raise ValueError(f'blocks={blocks}: each is followed by one of the {depth} layers of text')
     text = Sublayer('tt', heads=heads)
@@ -107,14 +107,15 @@ class FusionConfig:
                 )
 
     def sizes(self, stream: str) -> tuple:  # Width, hidden width
-        "Sizes of a stream"
-        if stream == 'text' or not self.image_width:
-            d = self.width
-            f = self.ffn
-        else:
-            d = self.image_width
-            f = 0
-        return d, (self.image_ffn if stream == 'image' and self.image_ffn else f) or 4 * d
+        "Return the sizes of a stream"
+        width = self.width
+        hidden = self.ffn
+        if stream == 'image' and self.image_width:
+            width = self.image_width
+            hidden = 0
+        if stream == 'image' and self.image_ffn:
+            hidden = self.image_ffn
+        return width, hidden or 4 * width
 
 # %% ../../nbs/models/56_sublayers.ipynb #23d97a5e
 PRESETS = 'single_stream', 'dual_stream'  # Names for `sublayers`
@@ -183,7 +184,7 @@ def _sequence(tokens, depth=0):
 def written_sublayers(
     text: str,  # A list as in the table above
 ) -> list:  # (pairs, what stands in brackets) of each
-    "A list of sublayers in writing; a `ValueError` says what cannot be read"
+    "Read a list of sublayers in writing; a `ValueError` says what cannot be read"
     try:
         out = _sequence(_tokens(text))
         if not out:
@@ -211,7 +212,7 @@ def make_sublayers(
     text: str,  # A preset, or a list
     sizes: StreamSizes,  # Of the recipe
 ) -> tuple:  # Of `Sublayer`
-    "Sublayers by name or in writing; a `ValueError` says what cannot be read"
+    "Make sublayers by name or in writing; a `ValueError` says what cannot be read"
     s = sizes
     if text == 'single_stream':
         return single_stream(s.depth, s.heads)
@@ -221,10 +222,16 @@ def make_sublayers(
         )
 
     def made(pairs, own):
-        ps = pairs.split()
-        kind = 'text' if 'tt' in ps else 'image' if 'ii' in ps else 'co'
-        heads, width = dict(text=(s.heads, 0), image=(s.image_heads, 0), co=(s.co_heads, s.co_width))[kind]
-        return Sublayer(pairs, **dict(heads=heads, width=0 if own.get('shared') else width) | own)
+        width = 0
+        if 'tt' in pairs.split():
+            heads = s.heads
+        elif 'ii' in pairs.split():
+            heads = s.image_heads
+        else:
+            heads = s.co_heads
+            if not own.get('shared'):
+                width = s.co_width
+        return Sublayer(pairs, **dict(heads=heads, width=width) | own)
 
     return tuple(made(*l) for l in written_sublayers(text))
 
@@ -232,5 +239,5 @@ def make_sublayers(
 def text_sublayers(
     text: str,  # A list; not a preset
 ) -> int:
-    "Number of sublayers with `tt`, which is that of the BERT layers they are initialised with"
+    "Count the sublayers with `tt`, which is the number of BERT layers they are initialised with"
     return sum('tt' in pairs.split() for pairs, _ in written_sublayers(text))

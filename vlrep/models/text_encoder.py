@@ -12,7 +12,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..data.masking import sequence_mask
-from .text_decoder import CaptionEmbedding, attend, causal_mask, drop, init_weights
+from vlrep.models.text_decoder import (
+    CaptionEmbedding,
+    Packing,
+    attend,
+    causal_mask,
+    drop,
+    init_weights,
+    layer_heads,
+)
 
 # %% ../../nbs/models/30_text_encoder.ipynb #f7e9deeb
 def _linear(x, layer, weight='weight', bias='bias'):
@@ -22,25 +30,20 @@ def _linear(x, layer, weight='weight', bias='bias'):
     return F.linear(x, w, b) if x.device.type != 'cpu' else (x @ w.T).add_(b)
 
 
-def _spread(x, at, b, s):
-    "Words `x` (n,d) at their places `at` (n,) of b texts, zeros elsewhere (b,s,d)"
-    return x.new_zeros(b * s, x.shape[1]).index_copy_(0, at, x).unflatten(0, (b, s))
-
-
 class EncoderLayer(nn.TransformerEncoderLayer):
     "PyTorch's encoder layer, with the same parameters and outputs, and a faster `forward`"
 
     def forward(
         self,
-        x: Tensor,  # Words (b,s,d), or with `at` the real ones alone (n,d)
-        mask: Tensor = None,  # Added to the scores of attention, as `causal_mask` makes it; needed with `at`
-        at: Tensor = None,  # Where in (b*s) the real words stand (n,)
+        x: Tensor,  # Words (b,s,d), or with `packing` the real ones alone (n,d)
+        mask: Tensor = None,  # Added to the scores of attention, as `causal_mask` makes it
+        packing: Packing = None,  # Where the rows of `x` stand, if padding was left out
     ) -> Tensor:  # Like `x`
-        "Self-attention, feed-forward network"
+        "Apply self-attention and feed-forward network"
         if self.norm_first:
-            x = x + self._around(self.norm1(x), mask, at)
+            x = x + self._around(self.norm1(x), mask, packing)
             return x + self._think(self.norm2(x))
-        x = self.norm1(x + self._around(x, mask, at))
+        x = self.norm1(x + self._around(x, mask, packing))
         return self.norm2(x + self._think(x))
 
     def _drop(self, x):
@@ -49,15 +52,15 @@ class EncoderLayer(nn.TransformerEncoderLayer):
     def _think(self, x):
         return self._drop(_linear(self._drop(F.gelu(_linear(x, self.linear1))), self.linear2))
 
-    def _around(self, x, mask, at):
+    def _around(self, x, mask, packing):
         m = self.self_attn
         y = _linear(x, m, 'in_proj_weight', 'in_proj_bias')
-        if at is not None:
-            y = _spread(y, at, mask.shape[0], mask.shape[-1])
+        if packing is not None:
+            y = packing.pad(y)
         q, k, v = y.unflatten(-1, (3, m.num_heads, m.head_dim)).permute(2, 0, 3, 1, 4)
         y = attend(q, k, v, mask, m.dropout if self.training else 0.0).transpose(1, 2).flatten(2)
-        if at is not None:
-            y = y.flatten(0, 1).index_select(0, at)
+        if packing is not None:
+            y = packing.pack(y)
         return self._drop(_linear(y, m.out_proj))
 
 # %% ../../nbs/models/30_text_encoder.ipynb #f06b1b2e
@@ -78,11 +81,7 @@ class TextEncoder(nn.Module):
         std=0.02,  # Initial standard deviation, or 'fan_in'
     ):
         super().__init__()
-        heads = max(1, width // 64) if heads is None else heads
-        if width % heads:
-            raise ValueError(f'heads: a width of {width} cannot be split into {heads} heads')
-        if norm not in ('post', 'pre'):
-            raise ValueError(f"norm: {norm!r} is neither 'post' nor 'pre'")
+        heads = layer_heads(width, heads, norm)
         kw = dict(dropout=dropout, activation='gelu', batch_first=True, norm_first=norm == 'pre')
         self.width = width
         self.embed = CaptionEmbedding(vocab, width, max_len, dropout, pad)
@@ -95,25 +94,25 @@ class TextEncoder(nn.Module):
         tok: Tensor,  # Tokens, padding last (b,s)
         lens: Tensor,  # Real ones in each row (b,)
     ) -> Tensor:  # (b,s,d); what stands at padding means nothing
-        "The contextual vector of each token"
-        b, s = tok.shape
+        "Compute the contextual vector of each token"
+        s = tok.shape[1]
         x = self.embed(tok)
-        at = None
+        packing = None
         mask = causal_mask(s, lens, False, tok.device)[:, :, :1]  # of (b,1,s,s) all rows are alike
         if tok.device.type == 'cpu' and (lens < s).any():
-            at = sequence_mask(lens, s).flatten().nonzero()[:, 0]
-            x = x.flatten(0, 1).index_select(0, at)
+            packing = Packing(sequence_mask(lens, s))
+            x = packing.pack(x)
         for layer in self.layers:
-            x = layer(x, mask, at)
+            x = layer(x, mask, packing)
         if self.norm is not None:
             x = self.norm(x)
-        return x if at is None else _spread(x, at, b, s)
+        return x if packing is None else packing.pad(x)
 
 # %% ../../nbs/models/30_text_encoder.ipynb #b2ca6329
 def mean_words(
     x: Tensor,  # Words (b,s,d)
     lens: Tensor,  # Real ones in each row (b,)
 ) -> Tensor:  # (b,d)
-    "The mean over the real words of each row; zero if there are none (LocTex sec. 3.3)"
+    "Average the real words of each row; zero if there are none (LocTex sec. 3.3)"
     real = sequence_mask(lens, x.shape[1])
     return x.masked_fill(~real[..., None], 0).sum(1) / lens.clamp(min=1)[:, None].to(x.dtype)

@@ -7,6 +7,7 @@ __all__ = ['read_state', 'network_prefix', 'network_weights', 'load_backbone']
 
 # %% ../../nbs/models/50_weights.ipynb #25f0fd86
 import re
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -75,13 +76,17 @@ def _opened(source):
     return (read_state(source), str(source)) if isinstance(source, (str, Path)) else (source, 'weights')
 
 
-_FIRST = {'teacher', 'ema', 'averaged', 'swa'}  # Parts of names: what is evaluated
-_LAST = {'momentum', 'target', 'slow', 'k'}  # What only makes targets; k as in encoder_k
+# Parts of names: of the network that is evaluated, and of those that only make targets (k as in encoder_k)
+_PREFERRED = {'teacher', 'ema', 'averaged', 'swa'}
+_AVOIDED = {'momentum', 'target', 'slow', 'k'}
 
 
-def _rank(before):
-    words = set(re.split(r'[._]', before))
-    return 0 if words & _FIRST else 2 if words & _LAST else 1
+def _rank(prefix):
+    "Order networks of one file by their prefixes: the one that is evaluated comes first"
+    words = set(re.split(r'[._]', prefix))
+    if words & _PREFERRED:
+        return 0
+    return 2 if words & _AVOIDED else 1
 
 
 def network_prefix(
@@ -90,23 +95,26 @@ def network_prefix(
     source: FilePath,  # For messages
 ) -> str:  # What stands before each name of the network; None if it is not there
     "Find a network among weights; a `ValueError` if there are several, and none of them is to be preferred"
-    there = [k.removesuffix(names[0]) for k in weights if k == names[0] or k.endswith('.' + names[0])]
-    there = [before for before in there if all(before + n in weights for n in names)]
-    if not there:
+    prefixes = [k.removesuffix(names[0]) for k in weights if k == names[0] or k.endswith('.' + names[0])]
+    prefixes = [p for p in prefixes if all(p + n in weights for n in names)]
+    if not prefixes:
         return None
-    best = min(map(_rank, there))
-    there = [before for before in there if _rank(before) == best]
-    one = there[0]
-    for other in there[1:]:
-        if not _same(*({k.removeprefix(b): v for k, v in weights.items() if k.startswith(b)} for b in (one, other))):
+    first = min(prefixes, key=_rank)
+    network = _below(weights, first)
+    for p in prefixes:
+        if p == first or _rank(p) > _rank(first):
+            continue
+        other = _below(weights, p)
+        if other.keys() != network.keys() or not all(torch.equal(v, network[k]) for k, v in other.items()):
             raise ValueError(
-                f'{source}: holds several networks, {one}* and {other}*: save the one that is meant: {SAVE_WEIGHTS}'
+                f'{source}: holds several networks, {first}* and {p}*: save the one that is meant: {SAVE_WEIGHTS}'
             )
-    return one
+    return first
 
 
-def _same(a, b):
-    return a.keys() == b.keys() and all(a[k].shape == b[k].shape and torch.equal(a[k], b[k]) for k in a)
+def _below(weights, prefix):
+    "Weights whose names begin with a prefix, without it"
+    return {k.removeprefix(prefix): v for k, v in weights.items() if k.startswith(prefix)}
 
 
 def network_weights(
@@ -122,10 +130,11 @@ def network_weights(
     flat = _flat(state, name)
     if not flat:
         raise ValueError(f'{name}: holds not a single tensor: not the weights of a model')
-    before = network_prefix(flat, names, name)
-    own = {} if before is None else {k.removeprefix(before): v for k, v in flat.items() if k.startswith(before)}
-    rest = {k: v for k, v in flat.items() if before is None or not k.startswith(before)}
-    return own, rest, before, name
+    prefix = network_prefix(flat, names, name)
+    if prefix is None:
+        return {}, flat, None, name
+    rest = {k: v for k, v in flat.items() if not k.startswith(prefix)}
+    return _below(flat, prefix), rest, prefix, name
 
 # %% ../../nbs/models/50_weights.ipynb #0eec6944
 def _bounded(state, name, before='', text=False):
@@ -135,17 +144,11 @@ def _bounded(state, name, before='', text=False):
     """
 
     def shape(key, *want):
-        got = tuple(state[key].shape) if key in state else None
-        fits = (
-            got is not None
-            and len(got) == len(want)
-            and all(n > 0 and (w is None or n == w) for n, w in zip(got, want))
-        )
-        if not fits:
-            raise ValueError(
-                f'{name}: the weights do not fit; '
-                + (f'missing: {key}' if got is None else f'of another shape: {key} {got}')
-            )
+        if key not in state:
+            raise ValueError(f'{name}: the weights do not fit; missing: {key}')
+        got = tuple(state[key].shape)
+        if len(got) != len(want) or not all(n > 0 and w in (None, n) for n, w in zip(got, want)):
+            raise ValueError(f'{name}: the weights do not fit; of another shape: {key} {got}')
         return got
 
     first, *_ = shape(before + 'conv1.weight', None, 3, None, None)
@@ -164,8 +167,19 @@ def _bounded(state, name, before='', text=False):
         shape(f'textual.transformer.layers.{i}.self_attn.in_proj_weight', 3 * width, width)
 
 
+def _listed(names):
+    "The first twelve names, and how many more there are"
+    return ', '.join(names[:12]) + (f' and {len(names) - 12} more' if len(names) > 12 else '')
+
+
 def _some(names):
-    return ', '.join(sorted(names)[:12]) + (f' and {len(names) - 12} more' if len(names) > 12 else '')
+    return _listed(sorted(names))
+
+
+def _misfits(missing=(), unexpected=(), reshaped=()):
+    "What is wrong with weights, in words; '' if nothing is"
+    kinds = {'missing': missing, 'unexpected': unexpected, 'of another shape': reshaped}
+    return '; '.join(f'{what}: {_some(names)}' for what, names in kinds.items() if names)
 
 
 def _check(state, want, name):
@@ -173,10 +187,8 @@ def _check(state, want, name):
     lost = {k for k in want.keys() - state.keys() if not k.endswith('num_batches_tracked')}
     more = state.keys() - want.keys()
     bad = {k for k in want.keys() & state.keys() if want[k].shape != state[k].shape}
-    says = dict(missing=lost, unexpected=more) | {'of another shape': bad}
-    says = [f'{what}: {_some(names)}' for what, names in says.items() if names]
-    if says:
-        raise ValueError(f'{name}: the weights do not fit; ' + '; '.join(says))
+    if problem := _misfits(lost, more, bad):
+        raise ValueError(f'{name}: the weights do not fit; {problem}')
     check_weights({k: state[k] for k in want if k in state}, name, want)
 
 # %% ../../nbs/models/50_weights.ipynb #f13135b7
@@ -187,29 +199,21 @@ def _groups(names, before):
     for parts in (n.split('.') for n in names):
         same = next((i for i, (a, b) in enumerate(zip(parts, own)) if a != b), min(len(parts), len(own)) - 1)
         heads.append('.'.join(parts[: same + 1]) + ('.*' if len(parts) > same + 1 else ''))
-    counts = {h: heads.count(h) for h in dict.fromkeys(heads)}
-    told = [h + (f' ({n})' if h.endswith('*') else '') for h, n in counts.items()]
-    return ', '.join(told[:12]) + (f' and {len(told) - 12} more' if len(told) > 12 else '')
+    counts = Counter(heads)
+    return _listed([f'{h} ({n})' if h.endswith('*') else h for h, n in counts.items()])
 
 
 def _found_line(name, before, rest):
     "What was taken and what was not, in words; '' if the file holds nothing else"
-    taken = [f'the network is {before}*'] if before else []
-    left = [f'not used are {_groups(rest, before)}'] if rest else []
-    return f'{name}: ' + '; '.join(taken + left) if taken + left else ''
+    parts = []
+    if before:
+        parts.append(f'the network is {before}*')
+    if rest:
+        parts.append(f'not used are {_groups(rest, before)}')
+    return f'{name}: ' + '; '.join(parts) if parts else ''
 
 
 _CHILDREN = {'0': 'conv1', '1': 'bn1', '4': 'layer1', '5': 'layer2', '6': 'layer3', '7': 'layer4'}  # In nn.Sequential
-
-
-def _by_name(weights):
-    "Weights of a ResNet that is an `nn.Sequential`, under torchvision's names"
-
-    def named(k):
-        first, dot, rest = k.partition('.')
-        return _CHILDREN.get(first, first) + dot + rest
-
-    return {named(k): v for k, v in weights.items()}
 
 
 def load_backbone(
@@ -223,7 +227,7 @@ def load_backbone(
     own, rest, before, name = network_weights(source, ('conv1.weight', 'layer1.0.conv1.weight'))
     if before is None:
         own, rest, before, name = network_weights(source, ('0.weight', '4.0.conv1.weight'))
-        own = _by_name(own)
+        own = {re.sub(r'^\d+(?=\.)', lambda m: _CHILDREN.get(m[0], m[0]), k): v for k, v in own.items()}
     if before is None:
         raise ValueError(
             f'{name}: holds no ResNet: no names end in conv1.weight and layer1.0.conv1.weight; it has '

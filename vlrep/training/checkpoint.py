@@ -15,12 +15,11 @@ def frozen_weights(
     model: nn.Module,  # Any
 ) -> list:  # Names in its `state_dict`
     "Weights that no step changes: those of modules with `frozen` set that have no parameter to train"
-    fixed = [
-        f'{n}.'
-        for n, m in model.named_modules()
-        if n and getattr(m, 'frozen', False) and not any(p.requires_grad for p in m.parameters())
-    ]
-    return [k for k in model.state_dict() if k.startswith(tuple(fixed))]
+    fixed = ()
+    for name, m in model.named_modules():
+        if name and getattr(m, 'frozen', False) and not any(p.requires_grad for p in m.parameters()):
+            fixed += (f'{name}.',)
+    return [k for k in model.state_dict() if k.startswith(fixed)]
 
 # %% ../../nbs/training/45_checkpoint.ipynb #f358764c
 class Checkpointer(StatefulCallback):
@@ -83,8 +82,9 @@ class Checkpointer(StatefulCallback):
     def after_epoch(self) -> None:
         v = self.recorder.loss.value
         s = self.learn.train_state
-        better = v is not None and float(v) < s.best_loss
-        if better:
+        if v is not None and float(v) < s.best_loss:
             s.best_loss = float(v)
             s.best_step = s.step
-        self.save(*(['best'] if better else []), 'last')
+            self.save('best', 'last')
+        else:
+            self.save('last')

@@ -9,7 +9,6 @@ __all__ = ['DDPTraining', 'leave_process_group']
 from contextlib import ExitStack
 
 import torch
-from fastcore.basics import patch
 from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 
@@ -37,7 +36,9 @@ class DDPTraining(BaseCallback):
     def _open(self):
         "Is an accumulation window open, and would the next batch leave it so?"
         acc = getattr(self.learn, 'accumulate', None)
-        return (acc and acc.micro > 0, acc and acc.micro + 1 < acc.n)
+        if acc is None:
+            return False, False
+        return acc.micro > 0, acc.micro + 1 < acc.n
 
     def before_fit(self) -> None:
         if self.procs.world_size == 1 or not self.learn.fitting:
@@ -94,20 +95,18 @@ class DDPTraining(BaseCallback):
         self.held.close()
         self.net = None
 
-# %% ../../nbs/training/38_data_parallel.ipynb #b2e80009
-@patch
-@torch.no_grad()
-def after_epoch(self: DDPTraining) -> None:
-    "What rank 0 is about to save holds for all: gradients of an open window, and the images that could not be read"
-    if self.net is None:
-        return
-    if self._open()[0]:
-        for g in self.learn.accumulate.grads():
-            g.copy_(self.procs.sum(g) / self.procs.world_size)
-    for dl in self.dls.loaders:
-        for bad in self.procs.objects(dict(getattr(dl, 'damaged', {}))):
-            if bad:
-                dl._note(bad)
+    @torch.no_grad()
+    def after_epoch(self) -> None:
+        "What rank 0 is about to save holds for all: gradients of an open window, and the images that could not be read"
+        if self.net is None:
+            return
+        if self._open()[0]:
+            for g in self.learn.accumulate.grads():
+                g.copy_(self.procs.sum(g) / self.procs.world_size)
+        for dl in self.dls.loaders:
+            for bad in self.procs.objects(dict(getattr(dl, 'damaged', {}))):
+                if bad:
+                    dl._note(bad)
 
 # %% ../../nbs/training/38_data_parallel.ipynb #b2e8000b
 def leave_process_group(

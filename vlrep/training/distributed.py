@@ -20,11 +20,13 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from fastcore.basics import patch
 from torch import Tensor, distributed, nn
 from torch.distributed.nn.functional import all_gather, all_reduce
 
 # %% ../../nbs/training/05_distributed.ipynb #6e537281
+_TURNS = itertools.count()
+
+
 @dataclass(frozen=True)
 class Dist:
     "One process of a training, `rank` of `world_size`"
@@ -39,7 +41,7 @@ class Dist:
             raise ValueError(f'rank={self.rank} of world_size={self.world_size}')
 
     def check(self) -> None:
-        "A `ValueError` if PyTorch's process group has another size than this object"
+        "Check that PyTorch's process group has the size of this object; else a `ValueError`"
         n = distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
         if n > 1 and n != self.world_size:
             raise ValueError(f'dist: {n} processes train together, and this says {self.world_size}: pass init_dist()')
@@ -53,7 +55,7 @@ class Dist:
         self,
         x: Tensor,  # Of the same shape in every process
     ) -> Tensor:  # Without gradient
-        "The sum over all processes"
+        "Add a tensor over all processes"
         if self.world_size == 1:
             return x
         there = x.detach().to(self.device, copy=True)
@@ -64,7 +66,7 @@ class Dist:
         self,
         x: Tensor,  # Of the same shape in every process
     ) -> Tensor:
-        "The main process's `x`"
+        "Return the main process's `x`"
         if self.world_size == 1:
             return x
         there = x.detach().to(self.device, copy=True)
@@ -75,7 +77,7 @@ class Dist:
         self,
         x: object,  # What `pickle` can hold
     ) -> list:  # By rank
-        "The `x` of every process"
+        "Collect the `x` of every process"
         if self.world_size == 1:
             return [x]
         out = [None] * self.world_size
@@ -83,7 +85,7 @@ class Dist:
         return out
 
     def barrier(self) -> None:
-        "Wait for all"
+        "Wait for all processes"
         if self.world_size > 1:
             distributed.barrier()
 
@@ -91,7 +93,7 @@ class Dist:
         self,
         x: Tensor,  # Own rows (b,...); `b` may differ from process to process
     ) -> tuple:  # All rows (n,...), and the index of the first own one
-        "The rows of all processes; a gradient flows back to the process they are from"
+        "Collect the rows of all processes; a gradient flows back to the process they are from"
         if self.world_size == 1:
             return x, 0
         mine = torch.zeros(self.world_size, dtype=torch.long, device=x.device)
@@ -101,32 +103,24 @@ class Dist:
         rows = [r[:n] for r, n in zip(all_gather(full.contiguous()), sizes)]
         return torch.cat(rows), sum(sizes[: self.rank])
 
-# %% ../../nbs/training/05_distributed.ipynb #6e537282
-_TURNS = itertools.count()
+    @contextmanager
+    def main_first(self) -> 'Iterator[None]':
+        """The main process runs the body first; then the others run it, and find the files that it wrote
 
-
-def _await(key):
-    "Wait until the main process has set `key`, or has failed"
-    store = distributed.distributed_c10d._get_default_store()
-    while not store.check([key]):
-        if store.check(['vlrep/says/0']):
-            raise RuntimeError('Connection closed: the main process has failed')
-        time.sleep(0.05)
-
-
-@patch
-@contextmanager
-def main_first(self: Dist) -> 'Iterator[None]':
-    """The main process runs the body first; then the others run it, and find the files that it wrote
-
-    They wait without a time limit, since preparing files may take longer than a collective operation may.
-    """
-    key = f'vlrep/ready/{next(_TURNS)}'
-    if self.world_size > 1 and not self.is_main:
-        _await(key)
-    yield
-    if self.world_size > 1 and self.is_main:
-        distributed.distributed_c10d._get_default_store().set(key, '1')
+        They wait without a time limit, since preparing files may take longer than a collective operation may.
+        """
+        if self.world_size == 1:
+            yield
+            return
+        key = f'vlrep/ready/{next(_TURNS)}'
+        store = distributed.distributed_c10d._get_default_store()
+        while not self.is_main and not store.check([key]):
+            if store.check(['vlrep/says/0']):
+                raise RuntimeError('Connection closed: the main process has failed')
+            time.sleep(0.05)
+        yield
+        if self.is_main:
+            store.set(key, '1')
 
 # %% ../../nbs/training/05_distributed.ipynb #80759403
 _JOINED = [Dist()]
@@ -188,6 +182,11 @@ def _meeting_place(rank, size, timeout):
     return store if host else distributed.TCPStore(address, port, size, False, timedelta(seconds=timeout), **more)
 
 # %% ../../nbs/training/05_distributed.ipynb #e82b5940
+def _ranks(numbers):
+    "Ranks in words: 'rank 1', 'ranks 1, 2'"
+    return f'rank{"s" if len(numbers) > 1 else ""} {", ".join(map(str, numbers))}'
+
+
 def _missing(store, what, dist):
     "The other ranks that have not set `what`"
     return [r for r in range(dist.world_size) if r != dist.rank and not store.check([f'vlrep/{what}/{r}'])]
@@ -204,10 +203,7 @@ def _meet(store, dist):
             _linger(store, dist)
             raise ProcessFailure(why)
         if time.monotonic() > until:
-            raise ProcessFailure(
-                f'rank{("s" if len(late) > 1 else "")} {", ".join(map(str, late))} of {dist.world_size} did not '
-                f'come within {dist.timeout:g} s'
-            )
+            raise ProcessFailure(f'{_ranks(late)} of {dist.world_size} did not come within {dist.timeout:g} s')
         time.sleep(0.05)
 
 
@@ -235,7 +231,7 @@ def tell_others(
 
 # %% ../../nbs/training/05_distributed.ipynb #1d46038f
 def current_dist() -> Dist:
-    "This process among those that have joined a process group, as `init_dist` gave it; `Dist()` where there is none"
+    "Return this process among those of its group, as `init_dist` gave it; `Dist()` where there is no group"
     if not (distributed.is_available() and distributed.is_initialized()):
         return Dist()
     rank = distributed.get_rank()
@@ -330,13 +326,14 @@ def _heard(dist, store, own, patience):
     def heard():
         return {r: store.get(f'vlrep/says/{r}').decode() for r in there('says')}
 
+    def finished():
+        if own:
+            return len(there('done')) == len(others)
+        said = heard()
+        return any(said.values()) or len(said) == len(others)
+
     store.set(f'vlrep/says/{dist.rank}', own)
-    wait(
-        patience,
-        lambda: (
-            len(there('done')) == len(others) if own else any((said := heard()).values()) or len(said) == len(others)
-        ),
-    )
+    wait(patience, finished)
     said = heard()
     store.set(f'vlrep/done/{dist.rank}', '1')
     if dist.is_main:
@@ -355,9 +352,9 @@ def _cause(dist, store, e, patience):
     silent = [r for r in range(dist.world_size) if r != dist.rank and r not in said]
     if not silent:
         return f'the connection between the processes broke ({str(e).splitlines()[0]})'
-    who = f'rank{("s" if len(silent) > 1 else "")} {", ".join(map(str, silent))}'
-    late = 'imed out' in str(e) or 'imeout' in str(e)
-    return f'{who} did not answer for {dist.timeout:g} s' if late else f'{who} ended without a message (killed?)'
+    if 'imed out' in str(e) or 'imeout' in str(e):
+        return f'{_ranks(silent)} did not answer for {dist.timeout:g} s'
+    return f'{_ranks(silent)} ended without a message (killed?)'
 
 # %% ../../nbs/training/05_distributed.ipynb #a1d7000a
 def _said_before(store, dist, e):
@@ -388,10 +385,8 @@ def propagate_errors(
     try:
         yield
     except Exception as e:
-        if dist.world_size == 1 or not distributed.is_initialized():
-            raise
-        # known to all
-        if isinstance(e, ProcessFailure) or getattr(e, 'agreed', False):
+        known_to_all = isinstance(e, ProcessFailure) or getattr(e, 'agreed', False)
+        if dist.world_size == 1 or not distributed.is_initialized() or known_to_all:
             raise
         store = distributed.distributed_c10d._get_default_store()
         # what fails because the main process has failed, such as a file that it has removed again, is no reason
@@ -449,28 +444,17 @@ class SyncedBatchNorm(nn.modules.batchnorm._BatchNorm):
         f = f - mean.view(shape)
         var = all_reduce(f.square().sum(dims)) / n
         if self.track_running_stats:
-            self._follow(mean.detach(), var.detach() * n / (n - 1).clamp(min=1))
+            self.num_batches_tracked.add_(1)
+            by = 1 / self.num_batches_tracked.item() if self.momentum is None else self.momentum
+            self.running_mean.lerp_(mean.detach(), by)
+            self.running_var.lerp_(var.detach() * n / (n - 1).clamp(min=1), by)
         f = f * (var + self.eps).rsqrt().view(shape)
-        return (f * self.weight.view(shape) + self.bias.view(shape) if self.affine else f).to(x.dtype)
-
-    @torch.no_grad()
-    def _follow(self, mean, var):
-        self.num_batches_tracked.add_(1)
-        by = 1 / self.num_batches_tracked.item() if self.momentum is None else self.momentum
-        self.running_mean.lerp_(mean, by)
-        self.running_var.lerp_(var, by)
+        if self.affine:
+            f = f * self.weight.view(shape) + self.bias.view(shape)
+        return f.to(x.dtype)
 
 # %% ../../nbs/training/05_distributed.ipynb #a1d7000b
 _PLAIN = nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d
-
-
-def _synced(bn, device):
-    kind = nn.SyncBatchNorm if device.startswith('cuda') else SyncedBatchNorm
-    new = kind(bn.num_features, bn.eps, bn.momentum, bn.affine, bn.track_running_stats)
-    new._parameters = bn._parameters
-    new._buffers = bn._buffers
-    new.training = bn.training
-    return new
 
 
 @contextmanager
@@ -489,8 +473,13 @@ def sync_batch_norm(
         raise ValueError(
             f'sync_bn: {type(other[0]).__name__} is no plain BatchNorm: leave sync_bn out, or take another backbone'
         )
+    kind = nn.SyncBatchNorm if dist.device.startswith('cuda') else SyncedBatchNorm
     for m, name, c in found:
-        setattr(m, name, _synced(c, dist.device))
+        new = kind(c.num_features, c.eps, c.momentum, c.affine, c.track_running_stats)
+        new._parameters = c._parameters
+        new._buffers = c._buffers
+        new.training = c.training
+        setattr(m, name, new)
     try:
         yield
     finally:

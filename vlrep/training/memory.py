@@ -7,7 +7,6 @@ __all__ = ['peak_bytes', 'EMA', 'stage_groups', 'BackboneOptions', 'switches']
 
 # %% ../../nbs/training/37_memory.ipynb #37a00003
 import torch
-from fastcore.basics import patch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -101,111 +100,93 @@ class EMA(StatefulCallback):
                 raise ValueError(f'the averaged weights ({k}) are those of another model: their shapes differ')
         super().load_state_dict(state)
 
-# %% ../../nbs/training/37_memory.ipynb #37a0000b
-@patch
-def rate(self: EMA) -> float:
-    "Decay of the next update"
-    return min(self.decay, (1 + self.updates) / (10 + self.updates))
+    def rate(self) -> float:
+        "Decay of the next update"
+        return min(self.decay, (1 + self.updates) / (10 + self.updates))
 
+    @torch.no_grad()
+    def shown(
+        self,
+        now: list,  # The trained weights, as `tensors` gives them
+    ) -> list:
+        "The averaged parameters, and BatchNorm statistics of the same average age, for the model"
+        n = len(self.parameters())
+        d = self.rate()
 
-@patch
-@torch.no_grad()
-def shown(
-    self: EMA,
-    now: list,  # The trained weights, as `tensors` gives them
-) -> list:
-    "The averaged parameters, and BatchNorm statistics of the same average age, for the model"
-    n = len(self.parameters())
-    d = self.rate()
+        def mixed(latest, average, momentum):
+            if momentum is None:
+                return latest  # a mean over all batches there were
+            return latest.lerp(average, max(0.0, 1 - (1 / momentum - 1) * (1 / d - 1)))
 
-    def mixed(latest, average, momentum):
-        if momentum is None:
-            return latest  # a mean over all batches there were
-        return latest.lerp(average, max(0.0, 1 - (1 / momentum - 1) * (1 / d - 1)))
+        return self.averages[:n] + [
+            mixed(x, a, m) for x, a, (_, m) in zip(now[n:], self.averages[n:], self.statistics())
+        ]
 
-    return self.averages[:n] + [mixed(x, a, m) for x, a, (_, m) in zip(now[n:], self.averages[n:], self.statistics())]
+    @torch.no_grad()
+    def show_averages(self) -> None:
+        "Put the averages into the model"
+        if self.averages is None or self.raw is not None:
+            return
+        now = self.tensors()
+        self.raw = [t.clone() for t in now]
+        torch._foreach_copy_(now, self.shown(self.raw))
 
-
-@patch
-@torch.no_grad()
-def show_averages(self: EMA) -> None:
-    "Put the averages into the model"
-    if self.averages is None or self.raw is not None:
-        return
-    now = self.tensors()
-    self.raw = [t.clone() for t in now]
-    torch._foreach_copy_(now, self.shown(self.raw))
-
-
-@patch
-@torch.no_grad()
-def hide_averages(self: EMA) -> None:
-    "Put the trained weights back"
-    if self.raw is None:
-        return
-    torch._foreach_copy_(self.tensors(), self.raw)
-    self.raw = None
-
-# %% ../../nbs/training/37_memory.ipynb #37a000ee
-@patch
-def before_fit(self: EMA) -> None:
-    "Go on where the last fit stopped, unless other weights have been loaded since"
-    self.run = training(self.learn)
-    if not self.run or self.averages is None:
-        return
-    now = self.tensors()
-    self.averages = [a.to(t.device) for a, t in zip(self.averages, now)]
-    if self.raw is None:
-        return
-    if all(torch.equal(a, t) for a, t in zip(self.averages, self.parameters())):
-        self.hide_averages()
-    else:
-        self.averages = None
+    @torch.no_grad()
+    def hide_averages(self) -> None:
+        "Put the trained weights back"
+        if self.raw is None:
+            return
+        torch._foreach_copy_(self.tensors(), self.raw)
         self.raw = None
-        self.updates = 0
 
+    def before_fit(self) -> None:
+        "Go on where the last fit stopped, unless other weights have been loaded since"
+        self.run = training(self.learn)
+        if not self.run or self.averages is None:
+            return
+        now = self.tensors()
+        self.averages = [a.to(t.device) for a, t in zip(self.averages, now)]
+        if self.raw is None:
+            return
+        if all(torch.equal(a, t) for a, t in zip(self.averages, self.parameters())):
+            self.hide_averages()
+        else:
+            self.averages = None
+            self.raw = None
+            self.updates = 0
 
-@patch
-def before_train(self: EMA) -> None:
-    self.hide_averages()
+    def before_train(self) -> None:
+        self.hide_averages()
 
-
-@patch
-def before_validate(self: EMA) -> None:
-    "Validate with the averages; with several processes all have those of rank 0, running statistics included"
-    dist = getattr(self.learn, 'dist', None)
-    if dist and dist.world_size > 1 and self.averages is not None and self.raw is None:
-        for a in self.averages:
-            a.copy_(dist.broadcast(a))
-    self.show_averages()
-
-
-@patch
-def on_exit(self: EMA) -> None:
-    "After a fit the model has the averages"
-    if self.run:
+    def before_validate(self) -> None:
+        "Validate with the averages; with several processes all have those of rank 0, running statistics included"
+        dist = getattr(self.learn, 'dist', None)
+        if dist and dist.world_size > 1 and self.averages is not None and self.raw is None:
+            for a in self.averages:
+                a.copy_(dist.broadcast(a))
         self.show_averages()
 
-# %% ../../nbs/training/37_memory.ipynb #37a0000c
-@patch
-def after_cancel_step(self: EMA) -> None:
-    self.left_out = True
+    def on_exit(self) -> None:
+        "After a fit the model has the averages"
+        if self.run:
+            self.show_averages()
 
+    def after_cancel_step(self) -> None:
+        self.left_out = True
 
-@patch
-@torch.no_grad()
-def after_step(self: EMA) -> None:
-    "Take in the weights of a step that was made"
-    left_out = self.left_out
-    self.left_out = False
-    if left_out or not self.training:
-        return
-    now = self.tensors()
-    if self.averages is None:
-        self.averages = [t.clone() for t in now]
-        return
-    torch._foreach_lerp_(self.averages, now, 1 - self.rate())
-    self.updates += 1
+    @torch.no_grad()
+    def after_step(self) -> None:
+        "Take in the weights of a step that was made"
+        left_out = self.left_out
+        self.left_out = False
+        if left_out or not self.training:
+            return
+        now = self.tensors()
+        if self.averages is None:
+            self.averages = [t.clone() for t in now]
+            return
+        torch._foreach_lerp_(self.averages, now, 1 - self.rate())
+        self.updates += 1
 
 # %% ../../nbs/training/37_memory.ipynb #37a00013
 def stage_groups(
@@ -255,26 +236,20 @@ class BackboneOptions(BaseCallback):
         self.compile = compile
         self.backend = backend
 
-    def needs(self, visual: nn.Module, what: str, field: str) -> object:
-        "The attribute `what` of the backbone"
-        if not hasattr(visual, what):
-            raise ValueError(
-                f'{field}: the backbone {getattr(visual, "name", type(visual).__name__)} has no stages '
-                f'that are known; leave it out, or take a ResNet'
-            )
-        return getattr(visual, what)
-
     def check(self, model: nn.Module) -> None:
         "A `ValueError` names the field that the backbone cannot have"
         visual = getattr(model, 'visual', None)
-        if self.freeze:
-            self.needs(visual, 'stage_modules', f'frozen_stages={self.freeze}')
-        if self.decay != 1:
-            self.needs(visual, 'stage_modules', f'layer_decay={self.decay}')
-        if self.again:
-            self.needs(visual, 'activation_checkpointing', 'activation_checkpointing')
-        if self.compile == 'backbone':
-            self.needs(visual, 'stage_modules', 'compile=backbone')
+        for on, what, field in (
+            (self.freeze, 'stage_modules', f'frozen_stages={self.freeze}'),
+            (self.decay != 1, 'stage_modules', f'layer_decay={self.decay}'),
+            (self.again, 'activation_checkpointing', 'activation_checkpointing'),
+            (self.compile == 'backbone', 'stage_modules', 'compile=backbone'),
+        ):
+            if on and not hasattr(visual, what):
+                raise ValueError(
+                    f'{field}: the backbone {getattr(visual, "name", type(visual).__name__)} has no stages '
+                    f'that are known; leave it out, or take a ResNet'
+                )
         if self.memory_format != 'auto' and visual is None:
             raise ValueError(f'memory_format={self.memory_format}: the model has no `visual`; leave it out')
 
@@ -282,31 +257,28 @@ class BackboneOptions(BaseCallback):
         "Change the model and the optimiser's groups, before the first step"
         visual = getattr(self.model, 'visual', None)
         if self.freeze or self.decay != 1:
-            self._split(visual.stage_modules())
+            stages = visual.stage_modules()
+            groups = self.learn.opt_func.opt.param_groups
+            groups[:] = stage_groups(groups, stages, self.freeze, self.decay)
+            self.learn.lr = [g['lr'] for g in groups]
+            for m in sum(stages[: self.freeze], []):
+                m.requires_grad_(False)
         if self.memory_format != 'auto':
-            visual.to(
-                memory_format=dict(channels_last=torch.channels_last).get(self.memory_format, torch.contiguous_format)
-            )
+            channels_last = self.memory_format == 'channels_last'
+            visual.to(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
         if self.again:
             visual.activation_checkpointing = True
         if self.compile == 'model':
             self.model.compile(backend=self.backend)
         if self.compile == 'backbone':
-            for m in [m for ms in visual.stage_modules()[1:] for m in ms]:
+            for m in sum(visual.stage_modules()[1:], []):
                 m.compile(backend=self.backend)
-
-    def _split(self, stages):
-        groups = self.learn.opt_func.opt.param_groups
-        groups[:] = stage_groups(groups, stages, self.freeze, self.decay)
-        self.learn.lr = [g['lr'] for g in groups]
-        for m in [m for ms in stages[: self.freeze] for m in ms]:
-            m.requires_grad_(False)
 
     def before_train(self) -> None:
         "BatchNorm of frozen stages keeps its statistics; it is looked up each time, for `sync_bn` exchanges the layers"
         if not self.freeze:
             return
-        for m in [m for ms in self.model.visual.stage_modules()[: self.freeze] for m in ms]:
+        for m in sum(self.model.visual.stage_modules()[: self.freeze], []):
             m.eval()
 
 # %% ../../nbs/training/37_memory.ipynb #37a00017
@@ -317,6 +289,10 @@ def switches(
     recipe: object,  # May have the fields of `MethodRecipe`
 ) -> list:  # Callbacks; none if everything is off
     "Callbacks for the options of a recipe that are on"
+    callbacks = []
+    if getattr(recipe, 'ema', 0):
+        callbacks.append(EMA(recipe.ema))
     options = {k: getattr(recipe, k, off) for k, off in _FIELDS.items()}
-    average = [EMA(recipe.ema)] if getattr(recipe, 'ema', 0) else []
-    return average + ([BackboneOptions(**options)] if options != _FIELDS else [])
+    if options != _FIELDS:
+        callbacks.append(BackboneOptions(**options))
+    return callbacks

@@ -76,7 +76,7 @@ class Lookahead:
 # %% ../../nbs/training/10_optim.ipynb #82530d98
 @patch
 def state_dict(self: Lookahead) -> dict:
-    "What is needed to resume: the inner state, the slow weights, the steps since their last update"
+    "Return what is needed to resume: the inner state, the slow weights, the steps since their last update"
     return dict(inner=self.inner.state_dict(), slow=self.slow, counter=self.counter, k=self.k, alpha=self.alpha)
 
 
@@ -85,7 +85,7 @@ def load_state_dict(
     self: Lookahead,
     sd: dict,  # What `state_dict` gave
 ) -> None:
-    "Go on from `sd`; a `ValueError` if it belongs to another optimiser"
+    "Load a state; a `ValueError` if it belongs to another optimiser"
     lost = {'inner', 'slow', 'counter', 'k', 'alpha'} - set(sd)
     if lost:
         raise ValueError(f'not the state of a Lookahead optimiser: {", ".join(sorted(lost))} missing')
@@ -99,9 +99,9 @@ def load_state_dict(
     if slow is not None and [tuple(s.shape) for s in slow] != [tuple(p.shape) for p in fast]:
         raise ValueError('the slow weights are those of another model: their shapes differ')
     self.inner.load_state_dict(sd['inner'])
-    self.slow = (
-        None if slow is None else [torch.empty_like(p, requires_grad=False).copy_(s) for s, p in zip(slow, fast)]
-    )
+    if slow is not None:
+        slow = [torch.empty_like(p, requires_grad=False).copy_(s) for s, p in zip(slow, fast)]
+    self.slow = slow
     self.counter = int(sd['counter'])
 
 
@@ -123,23 +123,13 @@ def norm_or_bias(
     "Is this parameter a bias, or part of a layer normalisation? (no weight decay in VirTex's textual head)"
     return isinstance(module, nn.LayerNorm) or name in ('bias', 'in_proj_bias')
 
-
-def _owned(module):
-    "Every parameter below `module`, once, with its owner and its name there"
-    seen = set()
-    for sub in module.modules():
-        for name, p in sub.named_parameters(recurse=False):
-            if id(p) not in seen:
-                seen.add(id(p))
-                yield p, sub, name
-
 # %% ../../nbs/training/10_optim.ipynb #f4cd05ff
 def param_groups(
     model: nn.Module,  # All of its parameters that need a gradient must belong to a split
     splits: list,  # `(modules, lr)` or `(modules, lr, exempt)`; `None` for modules takes the rest
     wd: float = 1e-4,  # Weight decay (VirTex sec. 3.2)
 ) -> list:  # Groups for a PyTorch optimiser: one for each pair of learning rate and decay
-    "Groups by module, with learning rate and decay; a `ValueError` names a parameter in two splits or in none"
+    "Group parameters by module, with learning rate and decay; a `ValueError` names one in two splits or in none"
     names = {id(p): n for n, p in model.named_parameters()}
     place = {}
     groups = defaultdict(list)
@@ -147,8 +137,9 @@ def param_groups(
     if sum(mods is None for mods, *_ in splits) > 1:
         raise ValueError('only one split may take the rest')
     for i, (mods, lr, exempt) in sorted(enumerate(splits), key=lambda o: o[1][0] is None):
-        for mod in [model] if mods is None else mods:
-            for p, owner, name in _owned(mod):
+        owners = [owner for mod in ([model] if mods is None else mods) for owner in mod.modules()]
+        for owner in owners:
+            for name, p in owner.named_parameters(recurse=False):
                 if id(p) not in names:
                     raise ValueError(
                         f'split {i}: parameter {name!r} of {type(owner).__name__} is not a part of the model'
@@ -172,7 +163,7 @@ def sgd(
     k: int = 5,  # Lookahead's window; 0: no Lookahead
     alpha: float = 0.5,  # Lookahead's step from the slow to the fast weights
 ) -> torch.optim.Optimizer | Lookahead:  # An optimiser for `vlrep.training.learner`
-    "SGD with momentum, fused where the device can, inside Lookahead"
+    "Make SGD with momentum, fused where the device can, inside Lookahead"
     kinds = {p.device.type for g in groups for p in g['params']}
     fused = True if kinds <= {'cpu', 'cuda'} else None
     opt = torch.optim.SGD(groups, lr=groups[0]['lr'], momentum=momentum, fused=fused)

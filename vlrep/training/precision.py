@@ -34,18 +34,20 @@ def choose_precision(
     device: str | torch.device,  # Where the training runs
     asked: str = 'auto',  # auto, fp32, bf16 or fp16
 ) -> str:  # fp32, bf16 or fp16
-    "The precision to train in; a `ValueError` if the device does not support the requested one"
+    "Choose the precision to train in; a `ValueError` if the device does not support the requested one"
     if asked not in ('auto', 'fp32', 'bf16', 'fp16'):
         raise did_you_mean('precision', asked, ('auto', 'fp32', 'bf16', 'fp16'))
     kind = torch.device(device).type
+    best = 'fp32'
     if kind == 'cuda':
-        able = torch.cuda.is_bf16_supported(including_emulation=False)
-        if asked == 'bf16' and not able:
+        best = 'bf16' if torch.cuda.is_bf16_supported(including_emulation=False) else 'fp16'
+        if asked == 'bf16' and best != 'bf16':
             raise ValueError('precision bf16: this GPU has no bfloat16, ask for fp16 or fp32')
-        return ('bf16' if able else 'fp16') if asked == 'auto' else asked
-    if asked == 'fp16' or asked == 'bf16' and kind != 'cpu':
+    elif asked == 'fp16' or asked == 'bf16' and kind != 'cpu':
         raise ValueError(f'precision {asked} is not for device {kind}: ask for auto or fp32')
-    return ('bf16' if kind == 'cpu' and cpu_has_bf16() else 'fp32') if asked == 'auto' else asked
+    elif kind == 'cpu' and cpu_has_bf16():
+        best = 'bf16'
+    return best if asked == 'auto' else asked
 
 
 def learner_precision(
@@ -53,7 +55,7 @@ def learner_precision(
     device: str | torch.device,  # Where the training runs
     explicit: bool = False,  # Did the user request exactly this?
 ) -> str:  # For `MixedPrecision`
-    "`auto` if that selects `chosen`: a model without a part that computes in bf16 on a CPU is then trained in fp32"
+    "Return `auto` if that selects `chosen`: a model that cannot compute in bf16 on a CPU is then trained in fp32"
     return chosen if explicit or chosen != choose_precision(device) else 'auto'
 
 
@@ -61,7 +63,7 @@ def effective_precision(
     model: torch.nn.Module,  # On its device
     chosen: str,  # fp32, bf16 or fp16
 ) -> str:  # fp32 on a CPU if the model has no `visual` with an `autocast` to set
-    "The precision that a model computes in if `chosen` is requested"
+    "Tell the precision that a model computes in if `chosen` is requested"
     cpu = next(model.parameters()).device.type == 'cpu'
     return 'fp32' if cpu and not hasattr(getattr(model, 'visual', None), 'autocast') else chosen
 
@@ -92,7 +94,7 @@ def emulation_hint(
     device: str | torch.device,  # Where the training runs
     chosen: str,  # fp32, bf16 or fp16
 ) -> str:  # '' where bfloat16 is not asked for, or multiplied in hardware
-    "A line for the log where bfloat16 has to be emulated"
+    "Write a line for the log where bfloat16 has to be emulated"
     if chosen != 'bf16' or torch.device(device).type != 'cpu' or cpu_has_bf16():
         return ''
     return 'precision: this CPU has no instructions for bfloat16, which is emulated in float32; fp32 is faster'
@@ -143,16 +145,19 @@ class MixedPrecision(StatefulCallback):
                     ),
                 )
             self.chosen = 'fp32'
+        hint = emulation_hint(self.kind, self.chosen)
         if first and self.out:
-            part = f' ({getattr(self.model, "low_precision", "backbone only")})'
-            self.out(f'precision: {self.chosen}{part if self.kind == "cpu" and self.chosen != "fp32" else ""}')
-            if hint := emulation_hint(self.kind, self.chosen):
+            part = ''
+            if self.kind == 'cpu' and self.chosen != 'fp32':
+                part = f' ({getattr(self.model, "low_precision", "backbone only")})'
+            self.out(f'precision: {self.chosen}{part}')
+            if hint:
                 self.out(hint)
         self.dtype = dict(fp32=None, bf16=torch.bfloat16, fp16=torch.float16)[self.chosen]
         if self.kind == 'cpu' and self.dtype:
             self.swapped = visual, visual.autocast
             visual.autocast = self.dtype
-            if emulation_hint(self.kind, self.chosen):
+            if hint:
                 self.emulation = EmulatedBfloat16().__enter__()
         if self.chosen == 'fp16' and self.scaler is None:
             self.scaler = torch.amp.GradScaler(self.kind)

@@ -9,18 +9,11 @@ __all__ = ['constant', 'warmup_cosine', 'step_decay']
 import math
 
 # %% ../../nbs/training/20_schedules.ipynb #c42d5471
-def _whole(name, v, least=0):
-    if isinstance(v, bool) or int(v) != v or v < least:
-        raise ValueError(f'{name} must be a whole number of steps, at least {least}, not {v!r}')
-
-
 def constant(
     step: int,  # Steps done so far
     warmup: int = 0,  # Steps of linear warm-up from 0
 ) -> float:  # Factor in [0,1]
-    "The full learning rate, after `warmup` steps of warm-up"
-    _whole('step', step)
-    _whole('warmup', warmup)
+    "Compute the factor of the full learning rate, after `warmup` steps of warm-up"
     return min(1.0, step / warmup) if warmup else 1.0
 
 
@@ -29,10 +22,7 @@ def warmup_cosine(
     total: int,  # Steps of the whole run
     warmup: int = 0,  # Steps of the warm-up
 ) -> float:  # Factor in [0,1]; 0 after the end
-    "Linear warm-up from 0, then half a cosine down to 0 (VirTex sec. 3.2: 10,000 of 500,000 steps are warm-up)"
-    _whole('step', step)
-    _whole('total', total, 1)
-    _whole('warmup', warmup)
+    "Compute the factor of a linear warm-up from 0, then half a cosine down to 0 (VirTex sec. 3.2: 10,000 of 500,000)"
     if warmup >= total:
         raise ValueError(f'a warm-up of {warmup} steps does not fit into {total}: make warmup smaller')
     if step < warmup:
@@ -46,7 +36,7 @@ def step_decay(
     factor: float = 0.1,  # What it falls by
     warmup: int = 0,  # Steps of the warm-up
 ) -> float:  # Factor in [0,1]
-    "The full learning rate, multiplied by `factor` at each of `drops`"
+    "Compute the factor of a learning rate that is multiplied by `factor` at each of `drops`"
     if list(drops) != sorted(drops):
         raise ValueError(f'drops must ascend, not {list(drops)}')
     return constant(step, warmup) * factor ** sum(step >= d for d in drops)

@@ -14,7 +14,7 @@ import torch.nn as nn
 from fastcore.basics import patch
 from torch import Tensor
 
-from ...data.masking import hashed_uniform, mask_tokens
+from ...data.masking import hashed_uniform, mask_tokens, sequence_mask
 from ...losses.cross_entropy import chunked_nats
 from ..word_head import WordNaming, rarity_shares, word_rarity, words_in
 from ...models.decoding import Cached, attention, decode
@@ -119,7 +119,8 @@ class VisualTextDecoder(WordNaming, nn.Module):
         packed = self.autocast_dtype is not None if self.packed is None else self.packed
         if not packed or lens.device.type != 'cpu':
             return None
-        return Packing(lens, s, multiple=1 if self.autocast_dtype is None else self.multiple)
+        real = sequence_mask(lens, s)
+        return Packing(real, multiple=1 if self.autocast_dtype is None else self.multiple)
 
 # %% ../../../nbs/methods/virtex/20_models.ipynb #a577cac3
 class CaptioningModel(VisualTextDecoder):
