@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 
+from fastcore.docments import docments
 from paths import ROOT
 
 
