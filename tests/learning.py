@@ -18,6 +18,7 @@ from vlrep.experiments.commands import METHODS
 from vlrep.experiments.config import get_recipe, override_all
 from vlrep.experiments.sanity_checks import overfit, smoke_test
 from vlrep.experiments.splits import open_splits
+from vlrep.methods.learner import make_learner
 
 
 @functools.cache
@@ -59,7 +60,7 @@ class Case:
         self.batch = self.learn.dls.valid.one_batch()[0]
 
     def fresh(self, **kw):
-        return self.method.learner(self.recipe, self.learn.dls, precision='fp32', **kw)
+        return make_learner(self.method, self.recipe, self.learn.dls, precision='fp32', **kw)
 
     def answer(self, model):
         with torch.no_grad():

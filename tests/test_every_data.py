@@ -117,10 +117,10 @@ class Leave(BaseCallback):
 def leaving(method, step=2):
     "The method, stopped after so many steps"
 
-    def learner(*args, cbs, **kw):
-        return method.learner(*args, cbs=[*cbs, Leave(step)], **kw)
+    def callbacks(recipe):
+        return [*method.callbacks(recipe), Leave(step)]
 
-    return replace(method, learner=learner)
+    return replace(method, callbacks=callbacks)
 
 
 def finished(run, data):

@@ -32,6 +32,7 @@ from vlrep.core.files import write_json
 from vlrep.core.run_facts import read_log
 from vlrep.data.workers import begin_worker
 from vlrep.experiments.commands import METHODS, pretrain
+from vlrep.methods.supervised.method import TagsModel
 from vlrep.training.interrupts import Note, StopOnSignal, TrainingInterrupted
 from vlrep.training.resume import resume
 from vlrep.training.run_folder import Run, load
@@ -511,14 +512,14 @@ def test_clock_jumps(tmp_path, source, monkeypatch):
 
 def test_out_of_memory(capsys, monkeypatch, tmp_path):
     "A micro-batch with the same effective batch, and with it the job runs"
-    forward = METHODS['tags'].model.forward
+    forward = TagsModel.forward
 
     def little(self, batch):
         if len(batch['img']) > 8 and self.training:
             raise torch.OutOfMemoryError('CUDA out of memory. Tried to allocate 2.00 GiB')
         return forward(self, batch)
 
-    monkeypatch.setattr(METHODS['tags'].model, 'forward', little)
+    monkeypatch.setattr(TagsModel, 'forward', little)
     words = ['pretrain', '--method', 'tags', '--out', tmp_path / 'run', *sets(TAGS)]
     assert '--accumulate 2 does the same steps of 16 in 2 parts of 8' in refused(capsys, *words)
     out = pretrain('tags', changes=TAGS, out=tmp_path / 'run', accumulate=2, log=quiet)
@@ -537,7 +538,7 @@ def test_strange_places(tmp_path, monkeypatch):
 
 
 def test_failure_before_the_first_checkpoint_leaves_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr(METHODS['tags'].model, 'forward', lambda self, batch: 1 / 0)
+    monkeypatch.setattr(TagsModel, 'forward', lambda self, batch: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         pretrain('tags', changes=TAGS, out=tmp_path / 'run', log=quiet)
     assert not (tmp_path / 'run').exists()

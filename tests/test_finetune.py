@@ -35,6 +35,7 @@ from vlrep.experiments.commands import pretrain, report
 from vlrep.experiments.config import recipe_dict
 from vlrep.experiments.finetune import finetune, plan_finetune
 from vlrep.methods.base import METHODS
+from vlrep.methods.learner import make_learner
 from vlrep.training.interrupts import TrainingInterrupted
 from vlrep.training.run_folder import Run, load
 
@@ -54,12 +55,13 @@ def untrained(path, method, **changes):
     tok = Tokenizer.train(world('train', 30).captions.flat(), 200)
     blank = ArrayDataset(np.zeros((1, recipe.size, recipe.size, 3), np.uint8), captions=[['a']])
     dls = loaders(blank, blank, tok=tok, size=recipe.size, bs=1, device='cpu', max_len=recipe.max_len)
-    model = METHODS[method].learner(recipe, dls).model
+    learn = make_learner(METHODS[method], recipe, dls)
+    facts = dict(name='world', sizes=learn.sizes, side=recipe.size)
     sizes = recipe_dict(DATASETS['world'].options)
-    with Run.create(path, recipe, method, dict(name='world', **sizes), 0, name='world') as run:
+    with Run.create(path, recipe, method, dict(name='world', **sizes), 0, **facts) as run:
         tok.save(run / 'tokenizer.model')
         run.keep_part('tokenizer.model')
-        run.save('best', model.state_dict(), dict(step=0))
+        run.save('best', learn.model.state_dict(), dict(step=0))
     return path
 
 

@@ -42,6 +42,7 @@ from vlrep.datasets.voc07 import read_voc_xml
 from vlrep.datasets.world.dataset import scene, world
 from vlrep.experiments.commands import METHODS, open_run, pretrain
 from vlrep.experiments.config import get_recipe, recipe_dict
+from vlrep.methods.learner import make_learner
 from vlrep.methods.virtex.models import CaptioningModel
 from vlrep.methods.virtex.official import load_virtex, virtex_state
 from vlrep.models.backbones import make_backbone
@@ -465,8 +466,10 @@ def build(path, method='virtex'):
         get_recipe(method, 'world'), size=32, bs=4, **dict(width=32, heads=2, vocab=300) if method != 'tags' else {}
     )
     tok = Tokenizer.train(dataset.captions.flat(), 300) if method != 'tags' else None
-    model = METHODS[method].learner(recipe, loaders(dataset, dataset, tok=tok, size=32, bs=4, device='cpu')).model
-    with Run.create(path, recipe, method, dict(name='world', **recipe_dict(options)), 0, name='world') as r:
+    learn = make_learner(METHODS[method], recipe, loaders(dataset, dataset, tok=tok, size=32, bs=4, device='cpu'))
+    facts = dict(name='world', sizes=learn.sizes, side=dataset.size)
+    model = learn.model
+    with Run.create(path, recipe, method, dict(name='world', **recipe_dict(options)), 0, **facts) as r:
         if tok:
             tok.save(r / 'tokenizer.model')
             r.keep_part('tokenizer.model')

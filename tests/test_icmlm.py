@@ -20,6 +20,7 @@ from vlrep.experiments.commands import evaluate, open_run, pretrain
 from vlrep.methods.base import METHODS
 from vlrep.methods.icmlm.heads import AttFcHead, TfmHead
 from vlrep.methods.icmlm.models import MaskedWordModel
+from vlrep.methods.learner import make_learner
 from vlrep.models.bert import save_bert
 from vlrep.models.bert_model import Bert, BertConfig
 from vlrep.models.concept_head import ConceptHead
@@ -46,7 +47,7 @@ def made(data, visual=None, **changes):
     r = recipe(**changes)
     tok = METHOD.train_tokenizer(r, data[0])
     dls = loaders(*data, collate=METHOD.collator(r, tok), size=32, bs=16, device='cpu')
-    return METHOD.learner(r, dls, visual=visual, precision='fp32'), r
+    return make_learner(METHOD, r, dls, visual=visual, precision='fp32'), r
 
 
 def two_steps(data, **changes):
@@ -390,7 +391,7 @@ def test_vgg16(data, folder):
         r = check_fields(replace(m.recipes[name], **{**dict(size=32, bs=2, steps=4), **changes}))
         tok = m.train_tokenizer(r, data[0])
         dls = loaders(*data, collate=m.collator(r, tok), size=32, bs=2, device='cpu')
-        learn = m.learner(r, dls, visual=visual, precision='fp32')
+        learn = make_learner(m, r, dls, visual=visual, precision='fp32')
         moved = []
         assert type(learn.opt.opt).__name__ == 'RAdam' and learn.model.visual is visual
         for n in (1, 2):

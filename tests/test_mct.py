@@ -20,6 +20,7 @@ from vlrep.experiments.baselines import train_on
 from vlrep.experiments.commands import pretrain
 from vlrep.experiments.config import override
 from vlrep.methods.base import METHODS
+from vlrep.methods.learner import make_learner
 from vlrep.methods.mct.views import check_views
 from vlrep.training.learner import BaseCallback
 from vlrep.training.run_folder import Run, load
@@ -233,9 +234,9 @@ def test_the_report_says_where_paraphrases_are_from(tmp_path, told):
 def test_loaders_made_by_hand_have_two_views_too():
     method, recipe, parts, tok = material('mct')
     dls = loaders(parts['train'], parts['valid'], collate=method.collator(recipe, tok), size=32, bs=8, device='cpu')
-    learn = method.learner(recipe, dls, precision='fp32')
+    learn = make_learner(method, recipe, dls, precision='fp32')
     assert 'img2' in learn.dls.train.one_batch()[0] and 'img2' not in dls.train.one_batch()[0]
-    again = method.learner(recipe, learn.dls, precision='fp32')
+    again = make_learner(method, recipe, learn.dls, precision='fp32')
     assert type(again.dls.train.aug) is type(learn.dls.train.aug) and not hasattr(again.dls.train.aug.view, 'view')
 
 
@@ -349,7 +350,7 @@ def test_a_run_is_opened_without_the_folder_of_its_bert(tmp_path):
     folder = tmp_path / 'bert'
     save_bert(Bert(replace(small_config(tok, 32, 1), heads=4, eps=1e-6), 3), folder, tok)
     run = tiny(tmp_path / 'run', text=folder, max_len=20)
-    assert load(run).info['text_sizes'].items() >= dict(width=32, depth=1, heads=4, eps=1e-6).items()
+    assert load(run).info['sizes']['bert'].items() >= dict(width=32, depth=1, heads=4, eps=1e-6).items()
 
     def embed():
         return vlrep.load(run).capabilities['embed_text'](torch.tensor([[2, 9, 7, 3]]), torch.tensor([4]))

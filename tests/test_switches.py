@@ -19,6 +19,7 @@ from vlrep.experiments.baselines import train_on
 from vlrep.experiments.commands import open_run, pretrain
 from vlrep.experiments.config import recipe_dict, recipe_from_dict
 from vlrep.methods.base import METHODS
+from vlrep.methods.learner import make_learner
 from vlrep.methods.recipe import MethodRecipe
 from vlrep.training.run_folder import load
 
@@ -47,7 +48,7 @@ def test_switches_of_every_method(name):
     if name in ('virtex', 'masked_lm'):
         assert 0 < apart(trained(name, logit_chunk=7), plain) < 1e-4
     slow = trained(name, frozen_stages=2, layer_decay=0.5, ema=0.5)
-    begun = material(name)[0].learner(material(name)[1], slow.dls, precision='fp32').model.visual.state_dict()
+    begun = make_learner(material(name)[0], material(name)[1], slow.dls, precision='fp32').model.visual.state_dict()
     for k, v in slow.model.visual.state_dict().items():
         still = k.split('.')[0] in ('conv1', 'bn1', 'layer1')
         if still or k.endswith('running_mean'):
@@ -150,9 +151,7 @@ def test_a_backbone_without_known_stages_says_so():
     for field in (dict(frozen_stages=1), dict(activation_checkpointing=True)):
         with pytest.raises(ValueError, match=next(iter(field))):
             train_on(
-                dataclasses.replace(
-                    method, learner=lambda r, dls, **kw: METHODS['virtex'].learner(r, dls, visual=visual, **kw)
-                ),
+                dataclasses.replace(method, backbone=lambda recipe, seed: visual),
                 dataclasses.replace(recipe, **field),
                 splits,
                 'world',

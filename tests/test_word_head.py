@@ -15,6 +15,7 @@ from vlrep.data.loader import loaders
 from vlrep.datasets.world.dataset import world
 from vlrep.experiments.commands import pretrain
 from vlrep.methods.base import METHODS
+from vlrep.methods.learner import make_learner
 from vlrep.methods.mct.views import check_views
 from vlrep.methods.word_head import word_rarity
 from vlrep.training.interrupts import TrainingInterrupted
@@ -75,10 +76,10 @@ class Words(Callback):
 def watched(method, watch):
     "The method, its training with one more callback"
 
-    def learner(*args, cbs=(), **kw):
-        return method.learner(*args, cbs=[*cbs, watch], **kw)
+    def callbacks(recipe):
+        return [*method.callbacks(recipe), watch]
 
-    return replace(method, learner=learner)
+    return replace(method, callbacks=callbacks)
 
 
 @pytest.mark.parametrize('case', CASES)
@@ -138,6 +139,6 @@ def test_rarity_is_that_of_what_is_read(source, names):
     )
     tok = METHODS['loctex'].train_tokenizer(recipe, data)
     dls = loaders(data, data, collate=METHODS['loctex'].collator(recipe, tok), size=32, bs=8, device='cpu')
-    idf = METHODS['loctex'].learner(recipe, dls, precision='fp32').model.word_idf
+    idf = make_learner(METHODS['loctex'], recipe, dls, precision='fp32').model.word_idf
     texts = {'captions': data.captions, 'narratives': names and data.narratives.texts()}[source]
     torch.testing.assert_close(idf, word_rarity(texts.flat(), tok), rtol=0, atol=0)

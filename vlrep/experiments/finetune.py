@@ -38,16 +38,14 @@ from ..evaluation.finetune.training import TaskCollator, finetune_learner, fit_t
 from ..evaluation.transfer import table_text
 from vlrep.experiments.commands import (
     _agree,
-    _blank_learner,
     _code_of,
-    _opened,
     _silent,
     commit,
     processor,
-    recipe_of,
     run_folder,
 )
 from .config import override, recipe_dict, recipe_from_dict
+from .open import method_of, recipe_of, run_model, trusted_run
 from .options import check_damage, check_options, one_of, plan
 from ..methods.base import METHODS
 from ..models.named import initial_backbone
@@ -76,14 +74,14 @@ def _tokenizer(run):
     return Tokenizer.load(run.part('tokenizer.model')) if (run / 'tokenizer.model').exists() else None
 
 
-def _first_body(run, recipe, tok, which):
+def _first_body(run, recipe, which):
     "The model of a pretrained run, if it can `fuse`, or its backbone with a text encoder; and which of the two"
     weights = run.weights(which)
     name = f'{run.path}, checkpoint {which}'
-    learn = _blank_learner(run.info, recipe, tok, weights, name)
-    can = learn.capabilities(learn.model)
+    model = run_model(run, recipe, weights, name)
+    can = method_of(run).capabilities(model)
     if 'fuse' in can:
-        return learn.model, False
+        return model, False
     if 'backbone' not in can:
         raise ValueError(f'{run.path}: {run.info["method"]} has neither `fuse` nor a backbone: nothing to fine-tune')
     return can['backbone'], True
@@ -95,11 +93,8 @@ def _same_body(run, recipe, tok, weights, name):
         visual = initial_backbone(recipe, run.info.get('backbone'))
         return GridAndText(visual, tok, **_GRID, seed=run.info['seed']), dict(backbone=visual)
     own = {k.removeprefix('body.'): v for k, v in weights.items() if k.startswith('body.')}
-    try:
-        learn = _blank_learner(run.info, recipe, tok, own, name)
-    except RuntimeError as e:
-        raise ValueError(f'{name}: its weights do not fit recipe.json ({str(e).splitlines()[0]})') from None
-    return learn.model, learn.capabilities(learn.model)
+    model = run_model(run, recipe, own, name)
+    return model, method_of(run).capabilities(model)
 
 
 def _regions(recipe, folder=None, width=None):
@@ -346,7 +341,7 @@ def _facts_of(run, asked, plan, options, *, precision, more, processes):
         plugin_code=_code_of(i.get('plugins', [])),
         finetune=ft,
         world_size=processes,
-        **{k: i[k] for k in ('text_sizes',) if k in i},
+        **{k: i[k] for k in ('sizes', 'side') if k in i},
     )
 
 
@@ -427,7 +422,7 @@ def finetune(
 # %% ../../nbs/experiments/75_finetune.ipynb #c2a3be50
 def _begin(run, given, changes, resume, *, out, log, dist):
     "`finetune`, in each process"
-    run = _opened(run)
+    run = trusted_run(run)
     was = run.info.get('finetune')
     if was and not resume:
         raise ValueError(
@@ -480,7 +475,7 @@ def _finetune(run, given, changes, was, *, out, log, dist, planned=None):
     stages = Stages(log)
     recipe = recipe_of(run)
     tok = _tokenizer(run)
-    how, reader = _regions(recipe, asked['region_files'], run.info.get('text_sizes', {}).get('region_width'))
+    how, reader = _regions(recipe, asked['region_files'], run.info.get('sizes', {}).get('region_width'))
     side = recipe.size if options is not None else margin(recipe.size)
     if was and recipe_dict(plan) != was['plan']:
         raise ValueError(
@@ -501,7 +496,7 @@ def _finetune(run, given, changes, was, *, out, log, dist, planned=None):
         body = _same_body(run, recipe, tok, weights, str(run.path))[0]
         alone = was['grid_and_text']
     else:
-        body, alone = _first_body(run, recipe, tok, asked['which'])
+        body, alone = _first_body(run, recipe, asked['which'])
     if alone and plan.frozen:
         raise ValueError(
             f'--frozen: {run.info["method"]} reads no text together with images: its text encoder would '
@@ -549,7 +544,7 @@ def _finetune(run, given, changes, was, *, out, log, dist, planned=None):
 def _anew(run, given, changes, was, *, log, dist):
     "Begin a run again that was stopped before its first checkpoint, as it was begun, in its own folder"
     log('no checkpoint: beginning anew')
-    source = _opened(was['run'])
+    source = trusted_run(was['run'])
     asked = {**_asked_for(run, given, was), 'labels': was['labels_file']}
     dist.barrier()
     if dist.is_main:
@@ -750,7 +745,7 @@ def _begun_with(info, recipe, tok):
     ft = info['finetune']
     source = load(ft['run'])
     which = int(ft['which']) if str(ft['which']).isdecimal() else ft['which']
-    body, alone = _first_body(source, recipe, tok, which)
+    body, alone = _first_body(source, recipe, which)
     if alone:
         body = GridAndText(body, tok, **_GRID, seed=info['seed'])
     state = body.state_dict()

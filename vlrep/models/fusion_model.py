@@ -122,15 +122,13 @@ class FusionModel(nn.Module):
         bert: Bert,  # Its embeddings and heads are used, its layers copied into the encoder and then removed
         config: FusionConfig,  # Sizes of the encoder
         region_encoder: nn.Module,  # Batch -> `region_feats`, `region_boxes`, `region_counts`; has `width` and `visual`
-        tok: 'Tokenizer',  # Of the texts
+        tok: 'TokenIds',  # Of the texts; a tokenizer will do
         heads: FusionHeads = FusionHeads(),
         *,
         seed: int = 0,  # Of what begins at random
         copy_layers: bool = True,  # Begin with BERT's layers? Else at random
-        blank: bool = False,  # Take the width of features and the number of classes from weights that are loaded?
     ):
         super().__init__()
-        self.blank = blank
         self.encoder = FusionEncoder(config, seed)
         if copy_layers:
             self.encoder.start_from(bert)
@@ -168,33 +166,6 @@ class FusionModel(nn.Module):
     def visual(self) -> nn.Module:
         "The backbone that the regions are from"
         return self.region_encoder.visual
-
-# %% ../../nbs/models/64_fusion_model.ipynb #082765c5
-_OF_DATA = 'regions_in.project', 'classify.3', 'region_encoder.classifier'  # what has the sizes of the data
-
-
-@patch
-def _load_from_state_dict(self: FusionModel, state, prefix, *args):
-    for path in _OF_DATA if self.blank else ():
-        there = state.get(f'{prefix}{path}.weight')
-        if there is None or there.ndim != 2:
-            continue
-        owner, _, name = path.rpartition('.')
-        owner = self.get_submodule(owner)
-        old = getattr(owner, name)
-        if old is not None and old.weight.shape != there.shape:
-            setattr(
-                owner,
-                name,
-                nn.Linear(there.shape[1], there.shape[0]).to(old.weight).requires_grad_(old.weight.requires_grad),
-            )
-    d = self.regions_in.feats = self.region_encoder.width = self.regions_in.project.in_features
-    for k, b in self.regions_in.named_buffers():
-        if len(b) != d:
-            setattr(self.regions_in, k, b.new_ones(d))
-    if (head := getattr(self.region_encoder, 'classifier', None)) is not None:
-        self.region_encoder.classes = head.out_features
-    nn.Module._load_from_state_dict(self, state, prefix, *args)
 
 # %% ../../nbs/models/64_fusion_model.ipynb #4632e94b
 @patch
