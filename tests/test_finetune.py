@@ -6,7 +6,7 @@ import json
 import os
 import re
 import signal
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -17,11 +17,10 @@ import vlrep
 from vlrep.cli import main
 from vlrep.core.fields import check_fields
 from vlrep.data.collate import caption_lines
-from vlrep.data.loader import loaders
 from vlrep.data.records import ArrayDataset
 from vlrep.data.regions import RegionStore, RegionWriter
 from vlrep.data.tasks import TaskDataset
-from vlrep.data.tokenizer import Tokenizer
+from vlrep.data.tokenizer import TokenIds, Tokenizer
 from vlrep.datasets.base import DATASETS
 from vlrep.datasets.mm_imdb import write_mm_imdb
 from vlrep.datasets.snli_ve import write_snli_ve
@@ -35,7 +34,7 @@ from vlrep.experiments.commands import pretrain, report
 from vlrep.experiments.config import recipe_dict
 from vlrep.experiments.finetune import finetune, plan_finetune
 from vlrep.methods.base import METHODS
-from vlrep.methods.learner import make_learner
+from vlrep.models.bert import small_config
 from vlrep.training.interrupts import TrainingInterrupted
 from vlrep.training.run_folder import Run, load
 
@@ -51,17 +50,22 @@ def quiet(line):
 
 def untrained(path, method, **changes):
     "A finished run of a model that has learned nothing"
-    recipe = check_fields(replace(METHODS[method].recipes['world'], **changes))
+    m = METHODS[method]
+    recipe = check_fields(replace(m.recipes['world'], **changes))
     tok = Tokenizer.train(world('train', 30).captions.flat(), 200)
-    blank = ArrayDataset(np.zeros((1, recipe.size, recipe.size, 3), np.uint8), captions=[['a']])
-    dls = loaders(blank, blank, tok=tok, size=recipe.size, bs=1, device='cpu', max_len=recipe.max_len)
-    learn = make_learner(METHODS[method], recipe, dls)
-    facts = dict(name='world', sizes=learn.sizes, side=recipe.size)
+    kept = dict(tokens=asdict(TokenIds.of(tok, method)))
+    if 'fusion' in m.loss.__module__:
+        bert = small_config(tok, recipe.width, recipe.depth, max(128, recipe.max_len))
+        bert = replace(bert, heads=recipe.heads or bert.heads, dropout=recipe.dropout)
+        width = RegionStore(recipe.region_files).width if recipe.regions == 'files' else 8
+        kept |= dict(bert=asdict(bert), region_width=width, classes=0)
+    model = m.build(recipe, kept, m.backbone(recipe, 0))
+    facts = dict(name='world', sizes=kept, side=recipe.size)
     sizes = recipe_dict(DATASETS['world'].options)
     with Run.create(path, recipe, method, dict(name='world', **sizes), 0, **facts) as run:
         tok.save(run / 'tokenizer.model')
         run.keep_part('tokenizer.model')
-        run.save('best', learn.model.state_dict(), dict(step=0))
+        run.save('best', model.state_dict(), dict(step=0))
     return path
 
 

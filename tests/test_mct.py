@@ -165,11 +165,12 @@ def test_resume_within_a_window(tmp_path, source):
 
 
 def test_a_run_with_tags_is_opened(tmp_path):
-    "Its queue has tags beside the keys, which a run that is opened without its data does not know of"
+    "Its queue has tags beside the keys; how many, is among the sizes of the run"
     method, recipe, parts, tok = material('mct')
     recipe = replace(recipe, steps=3, warmup=1, queue=40, tag=1.0)
     learn = trained(tag=1.0)
     facts = dict(method='mct', name='world', data=dict(name='world'), seed=0, precision='fp32', threads=1)
+    facts |= dict(sizes=learn.sizes, side=parts['train'].size)
     with Run.create(tmp_path / 'run', recipe=recipe, **facts) as run:
         tok.save(run / 'tokenizer.model')
         run.save('best', learn.model.state_dict(), dict(step=3))
@@ -328,6 +329,7 @@ def test_a_small_bert_reads_the_texts(tmp_path, monkeypatch):
     )
     recipe = replace(material('mct')[1], steps=3, warmup=1, queue=40, text='small')
     facts = dict(method='mct', name='world', data=dict(name='world'), seed=0, precision='fp32', threads=1)
+    facts |= dict(sizes=learn.sizes, side=recipe.size)
     with Run.create(tmp_path / 'run', recipe=recipe, **facts) as run:
         learn.dls.train.tok.save(run / 'tokenizer.model')
         run.save('best', learn.model.state_dict(), dict(step=3))

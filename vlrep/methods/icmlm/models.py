@@ -90,6 +90,7 @@ class MaskedWordModel(nn.Module):
 
 def _same_bert(model, keys):
     "A `ValueError` if the weights that were loaded belong to another BERT"
+    keys.missing_keys[:] = [k for k in keys.missing_keys if '.bert.' not in f'.{k}']  # of weights without those of BERT
     if not torch.equal(model.digest.cpu(), bert_digest(model.bert)):
         raise ValueError('bert: these weights were trained with another BERT, its files have changed since')
 
