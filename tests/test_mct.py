@@ -108,7 +108,7 @@ def test_every_set_of_losses(name, told):
     held = float(learn.validate()[0])
     assert np.isfinite(held) and held == float(learn.validate()[0])
     can = learn.capabilities(m)
-    assert ('embed_text' in can) == bool(learn.loss_func.loss.keywords['ic'])
+    assert ('embed_text' in can) == bool(changes.get('ic', material('mct')[1].ic))
 
 
 class Spoil(Callback):
