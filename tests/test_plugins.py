@@ -98,7 +98,7 @@ def test_a_method_from_a_file(folder):
         codes=[143],
     )
     code = (folder / 'match_stopping.py').read_text()
-    (folder / 'match_stopping.py').write_text(code.replace("'match')", "'another seed')"))
+    (folder / 'match_stopping.py').write_text(code.replace('total / 2', 'total / 3'))
     resume = ['pretrain', '--resume', 'halves', '--plugin', 'match_stopping.py']
     changed, field = vlrep(folder, resume, [*resume, '--depth', 2], codes=[2, 2])
     assert "plugin_code: was 'match_stopping.py" in changed and 'not to --method match' in field
