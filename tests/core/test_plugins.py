@@ -18,7 +18,7 @@ def tutorial(*starts):
     return [next(t for t in texts if t.startswith(s)) for s in starts]
 
 
-ADD = "METHODS.add(Method('match', MatchRecipe, {'world': MatchRecipe()}, MatchModel, match_loss, match_learner))"
+ADD = "METHODS.add(Method('match', MatchRecipe, {'world': MatchRecipe()}, match_build, match_loss))"
 STOP = """
 import os, signal
 from vlrep.all import *
@@ -31,12 +31,12 @@ class Stop(BaseCallback):
             open('stopped', 'w').close()
             os.kill(os.getpid(), signal.SIGTERM)
 
-def stopping(recipe, dls, cbs=(), **kw): return match_learner(recipe, dls, cbs=[*cbs, Stop()], **kw)
+def stopping(recipe): return [Stop()]
 def scenes(context):
     pictures = [jpeg_uri(scene('test', i, size=32).load()) for i in range(2)]
     return dict(figures=[dict(title=f'The {n} scene', image=p) for n,p in zip(('first','second'), pictures)])
 
-METHODS.add(replace(METHODS['match'], learner=stopping, figures=scenes))
+METHODS.add(replace(METHODS['match'], callbacks=stopping, figures=scenes))
 """
 
 MEAN = """
@@ -98,7 +98,7 @@ def test_a_method_from_a_file_is_trained_resumed_evaluated_and_opened(folder):
         codes=[143],
     )
     code = (folder / 'match_stopping.py').read_text()
-    (folder / 'match_stopping.py').write_text(code.replace("'match')", "'another seed')"))
+    (folder / 'match_stopping.py').write_text(code.replace('total / 2', 'total / 3'))
     resume = ['resume', 'halves', '--plugin', 'match_stopping.py']
     changed, field = vlrep(folder, resume, [*resume, '--depth', 2], codes=[2, 2])
     assert "plugin_code: was 'match_stopping.py" in changed and 'Unrecognized options: --depth' in field

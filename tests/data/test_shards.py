@@ -27,6 +27,7 @@ from vlrep.datasets.webdataset.reader import make_shards, read_webdataset
 from vlrep.datasets.world.dataset import scene
 from vlrep.experiments.config import get_recipe
 from vlrep.methods.base import METHODS
+from vlrep.methods.learner import make_learner
 from vlrep.training.resume import fingerprint
 from vlrep.training.run_folder import load
 
@@ -281,7 +282,7 @@ def test_the_loss_of_a_sample_does_not_depend_on_sorting_by_length(at):
         "Row -> loss in epoch 2, and the places that the epoch fills"
         dls = loaders(data, data, tok, 32, 6, aug=EvalTransform(32), bucket=bucket)
         torch.manual_seed(0)
-        model = METHODS['virtex'].learner(recipe, dls, seed=0).model.eval()
+        model = make_learner(METHODS['virtex'], recipe, dls, seed=0).model.eval()
         out = {}
         places = 0
         for b, _ in dls.train.seek(2):

@@ -30,6 +30,7 @@ from vlrep.experiments.open import open_run
 from vlrep.experiments.pretrain import pretrain
 from vlrep.experiments.spec import run_spec
 from vlrep.methods.base import METHODS
+from vlrep.methods.learner import make_learner
 from vlrep.metrics.retrieval import chance_median, chance_recall, retrieval_folds, retrieval_ranks
 from vlrep.models.pretrained import Pretrained
 from vlrep.training.run_folder import load
@@ -202,7 +203,7 @@ def test_image_and_text_embeddings_are_unit_vectors_of_one_width(name):
     "Both capabilities or neither; unit vectors of one width, the same alone and in company"
     method, recipe, splits, tok = material(name)
     dls = loaders(splits['train'], splits['valid'], collate=method.collator(recipe, tok), size=recipe.size, bs=8)
-    learn = method.learner(recipe, dls, precision='fp32')
+    learn = make_learner(method, recipe, dls, precision='fp32')
     can = learn.capabilities(learn.model.eval())
     assert ('embed_image' in can) == ('embed_text' in can)
     if 'embed_text' not in can:
@@ -225,7 +226,7 @@ def test_vectors_do_not_depend_on_the_mode_of_the_model():
     "The text encoder with a dropout of .5, asked after `learn.model.train()`"
     method, recipe, splits, tok = material('loctex')
     dls = loaders(splits['train'], splits['valid'], collate=method.collator(recipe, tok), size=recipe.size, bs=8)
-    learn = method.learner(recipe, dls, precision='fp32')
+    learn = make_learner(method, recipe, dls, precision='fp32')
     for net in learn.model.modules():
         if isinstance(net, torch.nn.Dropout):
             net.p = 0.5

@@ -6,15 +6,20 @@ Three names, a frozen recipe, state that is saved, a loss that falls, features t
 import ast
 import dataclasses
 import inspect
+import os
 import re
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 import torch
 from learning import Case, check_by_heart, check_falls, material
+from paths import ROOT
 from project import MODULES, public
 
 import vlrep
+from vlrep.data.loader import loaders
 from vlrep.datasets.base import DATASETS
 from vlrep.datasets.world.dataset import world
 from vlrep.evaluation.transfer import transfer_table
@@ -23,7 +28,9 @@ from vlrep.experiments.config import get_recipe, override_all
 from vlrep.experiments.options import tiny_changes
 from vlrep.experiments.sanity_checks import overfit
 from vlrep.experiments.splits import open_splits
-from vlrep.methods.base import METHODS
+from vlrep.methods.base import METHODS, Method
+from vlrep.methods.learner import make_learner
+from vlrep.training.learner import GlobalMeanLoss
 from vlrep.training.run_folder import Run, load
 
 TASKS = {m: src for m, src in MODULES.items() if re.fullmatch(r'vlrep\.methods\.\w+\.method', m)}
@@ -40,45 +47,55 @@ def defined(src):
             yield from (t.id for t in node.targets if isinstance(t, ast.Name))
 
 
-def three(src):
-    "'' if a task's module exports XModel, x_loss, x_learner in this order and nothing else, else what it exports"
+FIELDS = {f.name for f in dataclasses.fields(Method)} | {'learner'}
+
+
+def odd(src):
+    "'' if a method's module exports XModel, x_build, x_learner and other fields of `Method` as x_FIELD; else its names"
     names = [n for n in defined(src) if n in public(src)]
-    if len(names) == 3 and names[0].endswith('Model') and names[1].endswith('_loss'):
-        model = names[0][:-5]
-        x = names[1][:-5]
-        if model and names[2] == f'{x}_learner' and model.lower() == x.replace('_', ''):
-            return ''
+    model = next((n for n in names if n.endswith('Model')), 'Model')[:-5]
+    parts = [n for n in names if not n.endswith('Model')]
+    x = parts[-1].removesuffix('_learner')
+    good = {f'{x}_{k}' for k in FIELDS}
+    if model and x.replace('_', '') == model.lower() and {f'{x}_build', f'{x}_learner'} <= set(parts) <= good:
+        return ''
     return ', '.join(names)
 
 
 @pytest.mark.parametrize('mod', TASKS)
-def test_a_method_exports_three_names(mod):
-    assert not three(TASKS[mod])
+def test_a_module_exports_the_parts_of_its_method(mod):
+    assert not odd(TASKS[mod])
 
 
-GOOD = ['class NewModel: pass', 'def new_loss(): pass', 'def new_learner(): pass']
+GOOD = ['class NewModel: pass', 'def new_loss(): pass', 'def new_build(): pass', 'def new_learner(): pass']
 
 
 def exports(*lines):
-    return "__all__ = ['NewModel', 'new_loss', 'new_learner', 'more']\n" + '\n'.join(lines)
+    names = [f'{x}_{k}' for x in ('new', 'old') for k in ('loss', 'build', 'learner', 'more')]
+    return f'__all__ = {["NewModel", "OldModel", *names]}\n' + '\n'.join(lines)
 
 
-def test_a_method_that_exports_other_names_is_seen():
-    a, b, c = GOOD
-    assert (
-        not three(exports(*GOOD)) and not three(exports('NewModel = int', b, c)) and not three(exports('_x = 1', *GOOD))
-    )
-    for bad in ((b, a, c), (a, c, b), (a, b), (*GOOD, 'def more(): pass'), ('class OldModel: pass', b, c)):
-        assert three(exports(*bad)), bad
+def test_a_module_that_exports_more_or_less_is_seen():
+    model, loss, build, learner = GOOD
+    assert not odd(exports(*GOOD)) and not odd(exports('NewModel = int', build, learner))
+    for bad in (
+        (model, loss, build),
+        (loss, build, learner),
+        (model, loss, learner),
+        (*GOOD[:3], 'def new_more(): pass', learner),
+        ('class OldModel: pass', loss, build, learner),
+        (model, 'def old_loss(): pass', build, learner),
+    ):
+        assert odd(exports(*bad)), bad
 
 
 def test_methods_are_what_their_folders_hold():
     for name, m in METHODS.items():
         assert m.name == name and {type(r) for r in m.recipes.values()} == {m.recipe}, name
-        own = m.learner.__module__
+        own = m.build.__module__
         assert own in TASKS and m.recipe.__module__ == own.removesuffix('method') + 'recipe', name
         # fusion models share their loss
-        assert m.loss.__module__ in (own, 'vlrep.methods.fusion_method'), name
+        assert m.loss.__module__ in (own, 'vlrep.methods.fusion_training'), name
 
 
 # ---------------------------------------------------------------- one tiny training of each
@@ -105,10 +122,10 @@ def test_every_recipe_is_frozen_and_complete(case):
     assert len(fields) == len(dataclasses.fields(R)) and all('#' in l for l in fields)
 
 
-def test_every_learner_takes_what_all_take(case):
-    m = case.method
-    taken = ['recipe', 'dls', 'visual', 'seed', 'precision', 'cbs'] + (['sizes'] if m.sizes else [])
-    assert list(inspect.signature(m.learner).parameters) == taken
+def test_the_trained_loss_is_the_registered_one(case):
+    trained = case.learn.loss_func.loss
+    assert trained.__module__ == case.method.loss.__module__
+    assert trained.__qualname__ == f'{case.method.loss.__name__}.<locals>.loss'
 
 
 def test_training_lowers_the_loss(case):
@@ -121,7 +138,8 @@ def test_the_loss_is_a_total_and_a_count_and_pure(case):
     out = case.answer(case.learn.model)
     assert isinstance(out, dict)
     kept = {k: v.clone() for k, v in out.items()}
-    (t, n), (t2, n2) = case.method.loss(out, case.batch), case.method.loss(out, case.batch)
+    loss = GlobalMeanLoss(case.method.loss(case.recipe))
+    (t, n), (t2, n2) = loss.counted(out, case.batch), loss.counted(out, case.batch)
     assert float(n) > 0 and float(t) == float(t2) and float(n) == float(n2) and torch.as_tensor(t).ndim == 0
     assert all(torch.equal(out[k], kept[k]) for k in kept)
 
@@ -129,8 +147,7 @@ def test_the_loss_is_a_total_and_a_count_and_pure(case):
 def test_every_parameter_learns_in_one_group(case):
     learn = case.fresh()
     learn.model.train()
-    t, n = case.method.loss(learn.model(case.batch), case.batch)
-    (t / n).backward()
+    GlobalMeanLoss(case.method.loss(case.recipe))(learn.model(case.batch), case.batch).backward()
     grown = dict(learn.model.named_parameters())
     groups = [p for g in learn.opt.param_groups for p in g['params']]
     assert len(groups) == len({id(p) for p in groups}) and {id(p) for p in groups} == {
@@ -181,6 +198,7 @@ def test_state_outside_parameters_and_buffers_is_seen():
 
 def test_a_model_saved_and_loaded_answers_the_same(case, tmp_path):
     facts = dict(method=case.name, name='world', data=dict(name='world'), seed=0, precision='fp32', threads=1)
+    facts |= dict(sizes=case.learn.sizes, side=case.splits['train'].size)
     with Run.create(tmp_path / 'run', recipe=case.recipe, **facts) as run:
         if case.tok:
             case.tok.save(run / 'tokenizer.model')
@@ -234,6 +252,34 @@ def test_a_batch_is_learned_by_heart(case):
         )
         and 'failed' in said[-1]
     )
+
+
+# ---------------------------------------------------------------- a model is built without its data
+
+OPEN_ALL = """
+import sys, vlrep
+for run in sys.argv[1:]:
+    m = vlrep.load(run)
+    print(sum(p.numel() for owner in m._owners() for p in owner.parameters()) > 0)
+print(sorted(m for m in sys.modules if m.startswith('vlrep.datasets')))
+"""
+
+
+def test_opening_a_run_reads_no_dataset_code(tmp_path):
+    "Runs of all methods are opened in a new process that has neither their data nor a cache"
+    for name in METHODS:
+        method, recipe, splits, tok = material(name)
+        dls = loaders(splits['train'], splits['valid'], collate=method.collator(recipe, tok), size=recipe.size, bs=8)
+        learn = make_learner(method, recipe, dls)
+        facts = dict(sizes=learn.sizes, side=splits['train'].size, root=str(tmp_path / 'gone'))
+        with Run.create(tmp_path / name, recipe, name, 'flickr8k', 0, **facts) as run:
+            if tok:
+                tok.save(run / 'tokenizer.model')
+            run.save('best', learn.model.state_dict(), dict(step=0))
+    words = [sys.executable, '-W', 'ignore', '-c', OPEN_ALL, *[str(tmp_path / name) for name in METHODS]]
+    env = {**os.environ, 'VLREP_CACHE': str(tmp_path / 'cache')}
+    got = subprocess.run(words, cwd=ROOT, env=env, capture_output=True, text=True)
+    assert got.stdout.split('\n') == ['True'] * len(METHODS) + ['[]', ''], got.stderr
 
 
 # ---------------------------------------------------------------- every switch of LocTex does something

@@ -24,10 +24,9 @@ from vlrep.data.tasks import TaskDataset, read_labels
 from vlrep.datasets.world.dataset import world
 from vlrep.experiments.commands import evaluate, export
 from vlrep.experiments.finetune import finetune
-from vlrep.experiments.open import open_run
 from vlrep.experiments.pretrain import pretrain, resume
 from vlrep.experiments.region_files import make_regions, write_regions
-from vlrep.experiments.spec import finetune_spec, recorded_recipe, run_spec
+from vlrep.experiments.spec import finetune_spec, run_spec
 from vlrep.experiments.start import run_backbone
 from vlrep.methods import fusion_collate, fusion_training
 from vlrep.methods.base import METHODS
@@ -36,7 +35,7 @@ from vlrep.metrics.vqa import UNKNOWN
 from vlrep.models.bert import bert_tokenizer, save_bert, small_config
 from vlrep.models.bert_model import Bert, BertConfig
 from vlrep.training.interrupts import TrainingInterrupted
-from vlrep.training.run_folder import Run, load
+from vlrep.training.run_folder import load
 
 
 class Colours:
@@ -392,7 +391,7 @@ def test_fine_tuning_reads_features_of_the_same_width(tmp_path):
     run = pretrain(
         run_spec('visualbert', [*SMALL, *FILES, f'region_files={store}'], **HOW), out=tmp_path / 'run', log=quiet
     )
-    assert load(run).info['text_sizes']['region_width'] == 6
+    assert load(run).info['sizes']['region_width'] == 6
     other = stored(tmp_path / 'other', 8)
     said = []
     with pytest.raises(ValueError, match='other: has features of width 8, and this run asks for width 6'):
@@ -499,7 +498,7 @@ def test_a_run_opens_without_the_folder_of_its_bert(method, tmp_path):
     folder = bert_in(tmp_path / 'bert', tok)
     own = [c for c in SMALL if method != 'icmlm' or c.partition('=')[0] not in ('width', 'heads', 'depth', 'vocab')]
     run = pretrain(run_spec(method, [*own, *CHANGES[method], f'bert={folder}'], **HOW), out=tmp_path / 'run', log=quiet)
-    assert load(run).info['text_sizes'].items() >= dict(width=16, depth=1, heads=2, ffn=24, eps=1e-6).items()
+    assert load(run).info['sizes']['bert'].items() >= dict(width=16, depth=1, heads=2, ffn=24, eps=1e-6).items()
     batch = dict(tok=torch.tensor([[2, 9, tok.mask, 7, 3]]), lens=torch.tensor([5]), img=torch.zeros(1, 3, 32, 32))
 
     def asked():
@@ -513,36 +512,6 @@ def test_a_run_opens_without_the_folder_of_its_bert(method, tmp_path):
     assert evaluate(run, on, log=quiet)
     out = finetune(finetune_spec(run, 'vqa', TASK), out=tmp_path / 'out', log=quiet)
     assert vlrep.load(out).answer(np.zeros((32, 32, 3), np.uint8), 'what is it?')
-
-
-def test_an_older_run_of_icmlm_needs_the_folder_and_opens_with_it(tmp_path):
-    "Checkpoints without BERT, and no sizes in recipe.json: opened as before, and resumed"
-    train = world('train', 60, size=32)
-    tok = bert_tokenizer('scratch', train, 300)
-    folder = bert_in(tmp_path / 'bert', tok)
-    own = [c for c in SMALL if c.partition('=')[0] not in ('width', 'heads', 'depth', 'vocab')]
-    run = pretrain(
-        run_spec('icmlm', [*own, *CHANGES['icmlm'], f'bert={folder}'], **HOW), out=tmp_path / 'run', log=quiet
-    )
-    want = open_run(run).capabilities['fill_mask']
-    info = load(run).info
-    weights = load(run).weights('best')
-    with Run.create(
-        tmp_path / 'old',
-        recorded_recipe(load(run).info, run / 'recipe.json'),
-        'icmlm',
-        info['data'],
-        0,
-        name=info['name'],
-    ) as old:
-        shutil.copy(run / 'tokenizer.model', old / 'tokenizer.model')
-        old.keep_part('tokenizer.model')
-        old.save('best', {k: v for k, v in weights.items() if not k.startswith('bert.')}, dict(step=4))
-    batch = dict(tok=torch.tensor([[2, 9, tok.mask, 7, 3]]), lens=torch.tensor([5]), img=torch.zeros(1, 3, 32, 32))
-    torch.testing.assert_close(open_run(tmp_path / 'old').capabilities['fill_mask'](batch), want(batch), rtol=0, atol=0)
-    bert_in(folder, tok, seed=4)
-    with pytest.raises(ValueError, match='another BERT'):
-        open_run(tmp_path / 'old')
 
 
 # ---------------------------------------------------------------- digests

@@ -32,6 +32,7 @@ from vlrep.experiments.splits import open_splits
 from vlrep.methods import fusion_collate
 from vlrep.methods.base import METHODS
 from vlrep.methods.fusion_collate import check_fusion, written_by
+from vlrep.methods.learner import make_learner
 from vlrep.models.pretrained import Pretrained
 from vlrep.reports.weight_drift import weight_drift
 from vlrep.training.run_folder import Run, load
@@ -447,7 +448,7 @@ def learner(method, **changes):
     m = METHODS[method]
     tok = m.train_tokenizer(recipe, images)
     dls = loaders(images, images, collate=m.collator(recipe, tok), size=32, bs=4, device='cpu')
-    return m.learner(recipe, dls, seed=0, precision='fp32')
+    return make_learner(m, recipe, dls, seed=0, precision='fp32')
 
 
 def test_an_untied_head_is_new_as_a_whole():

@@ -23,6 +23,7 @@ from vlrep.experiments.spec import run_spec
 from vlrep.methods.base import METHODS
 from vlrep.methods.icmlm.heads import AttFcHead, TfmHead
 from vlrep.methods.icmlm.models import MaskedWordModel
+from vlrep.methods.learner import make_learner
 from vlrep.models.bert import save_bert
 from vlrep.models.bert_model import Bert, BertConfig
 from vlrep.models.concept_head import ConceptHead
@@ -49,7 +50,7 @@ def made(data, visual=None, **changes):
     r = recipe(**changes)
     tok = METHOD.train_tokenizer(r, data[0])
     dls = loaders(*data, collate=METHOD.collator(r, tok), size=32, bs=16, device='cpu')
-    return METHOD.learner(r, dls, visual=visual, precision='fp32'), r
+    return make_learner(METHOD, r, dls, visual=visual, precision='fp32'), r
 
 
 def two_steps(data, **changes):
@@ -188,7 +189,7 @@ def test_lambda_0_trains_no_tags(data):
     model = learn.model.train()
     b = learn.dls.train.one_batch()[0]
     out = model(b)
-    total, n = METHOD.loss(out, b)
+    total, n = learn.loss_func.counted(out, b)
     word = torch.nn.functional.cross_entropy(out['logits'], b['answer'], reduction='none')
     assert float(n) == float(b['weight'].sum())
     assert math.isclose(float(total.detach()), float((word * b['weight']).sum().detach()), rel_tol=1e-5)
@@ -393,7 +394,7 @@ def test_all_of_vgg16_learns_and_waits(data, folder):
         r = check_fields(replace(m.recipes[name], **{**dict(size=32, bs=2, steps=4), **changes}))
         tok = m.train_tokenizer(r, data[0])
         dls = loaders(*data, collate=m.collator(r, tok), size=32, bs=2, device='cpu')
-        learn = m.learner(r, dls, visual=visual, precision='fp32')
+        learn = make_learner(m, r, dls, visual=visual, precision='fp32')
         moved = []
         assert type(learn.opt.opt).__name__ == 'RAdam' and learn.model.visual is visual
         for n in (1, 2):

@@ -20,6 +20,7 @@ from vlrep.experiments.open import open_run
 from vlrep.experiments.pretrain import pretrain
 from vlrep.experiments.spec import run_spec
 from vlrep.methods.base import METHODS
+from vlrep.methods.learner import make_learner
 from vlrep.methods.recipe import MethodRecipe
 from vlrep.training.run_folder import load
 
@@ -48,7 +49,7 @@ def test_every_method_follows_the_inherited_switches(name):
     if name in ('virtex', 'masked_lm'):
         assert 0 < apart(trained(name, logit_chunk=7), plain) < 1e-4
     slow = trained(name, frozen_stages=2, layer_decay=0.5, ema=0.5)
-    begun = material(name)[0].learner(material(name)[1], slow.dls, precision='fp32').model.visual.state_dict()
+    begun = make_learner(material(name)[0], material(name)[1], slow.dls, precision='fp32').model.visual.state_dict()
     for k, v in slow.model.visual.state_dict().items():
         still = k.split('.')[0] in ('conv1', 'bn1', 'layer1')
         if still or k.endswith('running_mean'):
@@ -145,9 +146,7 @@ def test_freezing_a_backbone_without_known_stages_is_refused():
     for field in (dict(frozen_stages=1), dict(activation_checkpointing=True)):
         with pytest.raises(ValueError, match=next(iter(field))):
             train_on(
-                dataclasses.replace(
-                    method, learner=lambda r, dls, **kw: METHODS['virtex'].learner(r, dls, visual=visual, **kw)
-                ),
+                dataclasses.replace(method, backbone=lambda recipe, seed: visual),
                 dataclasses.replace(recipe, **field),
                 splits,
                 'world',

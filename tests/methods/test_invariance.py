@@ -13,6 +13,7 @@ from tools import told
 
 from vlrep.data.loader import loaders
 from vlrep.methods.base import METHODS
+from vlrep.methods.learner import make_learner
 from vlrep.training.learner import GradientAccumulation, MicroBatchLoader
 
 
@@ -44,7 +45,7 @@ def case(request):
     dls = loaders(
         train, valid, collate=method.collator(r, method.train_tokenizer(r, train)), bs=12, size=32, seed=3, device='cpu'
     )
-    learn = method.learner(r, dls, seed=3, precision='fp32')
+    learn = make_learner(method, r, dls, seed=3, precision='fp32')
     model = learn.model
     batch = next(iter(dls.valid))[0]
     if 'tok' in batch:
@@ -160,7 +161,7 @@ def test_accumulated_gradients_are_those_of_the_batch(method):
     for n in (1, 4):
         dls = loaders(train, valid, collate=collate, bs=18, size=32, seed=3, device='cpu')
         dls.loaders[0] = MicroBatchLoader(dls.train, n)
-        l = METHODS[method].learner(r, dls, seed=3, precision='fp32', cbs=[GradientAccumulation(n), Calm()])
+        l = make_learner(METHODS[method], r, dls, seed=3, precision='fp32', cbs=[GradientAccumulation(n), Calm()])
         skip_pairs(l.model)
         peek = Peek()
         l.fit_steps(1, [peek])

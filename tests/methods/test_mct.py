@@ -20,6 +20,7 @@ from vlrep.experiments.config import override
 from vlrep.experiments.pretrain import pretrain, resume
 from vlrep.experiments.spec import run_spec
 from vlrep.methods.base import METHODS
+from vlrep.methods.learner import make_learner
 from vlrep.methods.mct.views import check_views
 from vlrep.training.learner import BaseCallback
 from vlrep.training.run_folder import Run, load
@@ -109,7 +110,7 @@ def test_every_set_of_losses_trains_all_that_the_model_has(name, told):
     held = float(learn.validate()[0])
     assert np.isfinite(held) and held == float(learn.validate()[0])
     can = learn.capabilities(m)
-    assert ('embed_text' in can) == bool(learn.loss_func.loss.keywords['ic'])
+    assert ('embed_text' in can) == bool(changes.get('ic', material('mct')[1].ic))
 
 
 class Spoil(Callback):
@@ -166,11 +167,12 @@ def test_resume_within_an_accumulation_window_is_exact(tmp_path, source):
 
 
 def test_a_run_with_tags_opens_without_its_data(tmp_path):
-    "Its queue has tags beside the keys, which a run that is opened without its data does not know of"
+    "Its queue has tags beside the keys; how many, is among the sizes of the run"
     method, recipe, parts, tok = material('mct')
     recipe = replace(recipe, steps=3, warmup=1, queue=40, tag=1.0)
     learn = trained(tag=1.0)
     facts = dict(method='mct', name='world', data=dict(name='world'), seed=0, precision='fp32', threads=1)
+    facts |= dict(sizes=learn.sizes, side=parts['train'].size)
     with Run.create(tmp_path / 'run', recipe=recipe, **facts) as run:
         tok.save(run / 'tokenizer.model')
         run.save('best', learn.model.state_dict(), dict(step=3))
@@ -235,9 +237,9 @@ def test_the_report_says_where_paraphrases_are_from(tmp_path, told):
 def test_loaders_made_by_hand_have_two_views_too():
     method, recipe, parts, tok = material('mct')
     dls = loaders(parts['train'], parts['valid'], collate=method.collator(recipe, tok), size=32, bs=8, device='cpu')
-    learn = method.learner(recipe, dls, precision='fp32')
+    learn = make_learner(method, recipe, dls, precision='fp32')
     assert 'img2' in learn.dls.train.one_batch()[0] and 'img2' not in dls.train.one_batch()[0]
-    again = method.learner(recipe, learn.dls, precision='fp32')
+    again = make_learner(method, recipe, learn.dls, precision='fp32')
     assert type(again.dls.train.aug) is type(learn.dls.train.aug) and not hasattr(again.dls.train.aug.view, 'view')
 
 
@@ -329,6 +331,7 @@ def test_a_small_bert_as_text_encoder_learns_on_and_opens(tmp_path, monkeypatch)
     )
     recipe = replace(material('mct')[1], steps=3, warmup=1, queue=40, text='small')
     facts = dict(method='mct', name='world', data=dict(name='world'), seed=0, precision='fp32', threads=1)
+    facts |= dict(sizes=learn.sizes, side=recipe.size)
     with Run.create(tmp_path / 'run', recipe=recipe, **facts) as run:
         learn.dls.train.tok.save(run / 'tokenizer.model')
         run.save('best', learn.model.state_dict(), dict(step=3))
@@ -351,7 +354,7 @@ def test_a_run_is_opened_without_the_folder_of_its_bert(tmp_path):
     folder = tmp_path / 'bert'
     save_bert(Bert(replace(small_config(tok, 32, 1), heads=4, eps=1e-6), 3), folder, tok)
     run = tiny(tmp_path / 'run', text=folder, max_len=20)
-    assert load(run).info['text_sizes'].items() >= dict(width=32, depth=1, heads=4, eps=1e-6).items()
+    assert load(run).info['sizes']['bert'].items() >= dict(width=32, depth=1, heads=4, eps=1e-6).items()
 
     def embed():
         return vlrep.load(run).capabilities['embed_text'](torch.tensor([[2, 9, 7, 3]]), torch.tensor([4]))

@@ -15,6 +15,7 @@ from vlrep.datasets.world.dataset import world
 from vlrep.experiments.pretrain import pretrain, resume
 from vlrep.experiments.spec import run_spec
 from vlrep.methods.base import METHODS
+from vlrep.methods.learner import make_learner
 from vlrep.methods.mct.views import check_views
 from vlrep.methods.word_head import word_rarity
 from vlrep.training.interrupts import TrainingInterrupted
@@ -71,10 +72,10 @@ class Words(Callback):
 def watched(method, watch):
     "The method, its training with one more callback"
 
-    def learner(*args, cbs=(), **kw):
-        return method.learner(*args, cbs=[*cbs, watch], **kw)
+    def callbacks(recipe):
+        return [*method.callbacks(recipe), watch]
 
-    return replace(method, learner=learner)
+    return replace(method, callbacks=callbacks)
 
 
 @pytest.mark.parametrize('case', CASES)
@@ -134,6 +135,6 @@ def test_the_rarity_of_words_is_counted_in_the_texts_that_are_read(source, names
     )
     tok = METHODS['loctex'].train_tokenizer(recipe, data)
     dls = loaders(data, data, collate=METHODS['loctex'].collator(recipe, tok), size=32, bs=8, device='cpu')
-    idf = METHODS['loctex'].learner(recipe, dls, precision='fp32').model.word_idf
+    idf = make_learner(METHODS['loctex'], recipe, dls, precision='fp32').model.word_idf
     texts = {'captions': data.captions, 'narratives': names and data.narratives.texts()}[source]
     torch.testing.assert_close(idf, word_rarity(texts.flat(), tok), rtol=0, atol=0)

@@ -12,6 +12,7 @@ from tools import refused
 import vlrep
 from vlrep.cli import main
 from vlrep.data.loader import loaders
+from vlrep.datasets.base import DATASETS
 from vlrep.datasets.world.dataset import scene, world
 from vlrep.experiments.config import get_recipe, recipe_lines
 from vlrep.methods.base import METHODS
@@ -24,16 +25,17 @@ def untrained(folder, data, **net):
     "A run whose weights were never trained, but whose BatchNorms are not as new"
     recipe = replace(get_recipe('tags', 'world'), size=64, **net)
     dataset = world('train', 8, size=64)
-    model = tags_learner(recipe, loaders(dataset, dataset, size=64, bs=4, device='cpu')).model
+    learn = tags_learner(recipe, loaders(dataset, dataset, size=64, bs=4, device='cpu'))
+    model = learn.model
+    side = DATASETS[data].stored_size(recipe.size)
+    facts = dict(name='world', precision='fp32', threads=1, sizes=learn.sizes, side=side)
     g = torch.Generator().manual_seed(0)
     for m in model.visual.modules():
         if isinstance(m, torch.nn.BatchNorm2d):
             m.weight.data.uniform_(0.5, 1.2, generator=g)
             m.running_mean.normal_(0, 0.1, generator=g)
             m.running_var.uniform_(0.5, 1.5, generator=g)
-    with Run.create(
-        folder, recipe=recipe, method='tags', name='world', data=dict(name=data), seed=0, precision='fp32', threads=1
-    ) as run:
+    with Run.create(folder, recipe=recipe, method='tags', data=dict(name=data), seed=0, **facts) as run:
         run.save('best', model.state_dict(), dict(step=0))
     return folder
 

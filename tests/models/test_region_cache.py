@@ -11,6 +11,7 @@ from vlrep.datasets.world.build import twins
 from vlrep.datasets.world.dataset import world
 from vlrep.methods.base import METHODS
 from vlrep.methods.fusion_collate import check_fusion
+from vlrep.methods.learner import make_learner
 
 SMALL = dict(
     size=32,
@@ -49,7 +50,7 @@ def learner(scenes, method='visualbert', train=None, seed=0, **changes):
         aug=TrainTransform(32, scale=(1.0, 1.0), ratio=(1.0, 1.0), jitter=(0.0,) * 4),
         flip_p=recipe.flip_p,
     )
-    return m.learner(recipe, dls, seed=seed, precision='fp32')
+    return make_learner(m, recipe, dls, seed=seed, precision='fp32')
 
 
 def losses(learn, n=6):
@@ -112,7 +113,9 @@ def test_each_learner_has_its_own_regions(scenes):
     recipe = replace(m.recipes['world'], **SMALL)
     tok = m.train_tokenizer(recipe, scenes['train'])
     dls = loaders(scenes['train'], scenes['valid'], collate=m.collator(recipe, tok), size=32, bs=16, device='cpu')
-    two = [m.learner(replace(recipe, region_model='given', visual_width=w), dls, precision='fp32') for w in (8, 16)]
+    two = [
+        make_learner(m, replace(recipe, region_model='given', visual_width=w), dls, precision='fp32') for w in (8, 16)
+    ]
     widths = [l.dls.train.one_batch()[0]['region_feats'].shape[2] for l in two]
     assert widths == [l.model.region_encoder.width for l in two] and widths[0] < widths[1]
     assert 'region_feats' in first.dls.train.one_batch()[0] and 'region_feats' not in dls.train.one_batch()[0]

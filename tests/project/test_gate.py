@@ -260,4 +260,4 @@ def test_golden_runs_every_method(monkeypatch):
 
     from vlrep.methods.base import METHODS
 
-    assert set(golden.METHODS) == {n for n, m in METHODS.items() if m.learner.__module__.startswith('vlrep.')}
+    assert set(golden.METHODS) == {n for n, m in METHODS.items() if m.build.__module__.startswith('vlrep.')}

@@ -19,6 +19,7 @@ from vlrep.experiments.options import tiny_changes
 from vlrep.experiments.sanity_checks import overfit
 from vlrep.experiments.splits import open_splits
 from vlrep.methods.base import METHODS
+from vlrep.methods.learner import make_learner
 
 
 @functools.cache
@@ -60,7 +61,7 @@ class Case:
         self.batch = self.learn.dls.valid.one_batch()[0]
 
     def fresh(self, **kw):
-        return self.method.learner(self.recipe, self.learn.dls, precision='fp32', **kw)
+        return make_learner(self.method, self.recipe, self.learn.dls, precision='fp32', **kw)
 
     def answer(self, model):
         with torch.no_grad():

@@ -12,6 +12,7 @@ from run_folders import rows
 from vlrep.data.loader import loaders
 from vlrep.experiments.config import get_recipe
 from vlrep.methods.base import METHODS
+from vlrep.methods.learner import make_learner
 from vlrep.training.checkpoint import Checkpointer
 from vlrep.training.interrupts import Note, StopOnSignal, TrainingInterrupted
 from vlrep.training.learner import GradientAccumulation, MicroBatchLoader, StatefulCallback
@@ -88,7 +89,8 @@ def make(run, source, method='virtex', precision='fp32', accumulate=1, workers=0
         workers=workers,
     )
     dls.loaders[0] = MicroBatchLoader(dls.train, accumulate)
-    return m.learner(
+    return make_learner(
+        m,
         r,
         dls,
         seed=3,

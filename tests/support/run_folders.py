@@ -6,18 +6,17 @@ import io
 import json
 import os
 import traceback
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
-import numpy as np
 from PIL import Image
 
 from vlrep.core.fields import check_fields
 from vlrep.core.files import read_json, write_json
 from vlrep.core.run_facts import read_log
 from vlrep.data.loader import loaders
-from vlrep.data.records import ArrayDataset
-from vlrep.data.tokenizer import Tokenizer
+from vlrep.data.regions import RegionStore
+from vlrep.data.tokenizer import TokenIds, Tokenizer
 from vlrep.datasets.base import DATASETS
 from vlrep.datasets.mm_imdb import write_mm_imdb
 from vlrep.datasets.snli_ve import write_snli_ve
@@ -26,6 +25,8 @@ from vlrep.datasets.vqa import write_vqa
 from vlrep.datasets.world.dataset import world
 from vlrep.experiments.config import get_recipe, recipe_dict
 from vlrep.methods.base import METHODS
+from vlrep.methods.learner import make_learner
+from vlrep.models.bert import small_config
 from vlrep.training.learner import BaseCallback
 from vlrep.training.run_folder import Run
 
@@ -41,13 +42,19 @@ SCENES = ['scenes=12', 'valid=6', 'test=6']
 
 def untrained(path, method, **changes):
     "A finished run of a model that has learned nothing"
-    recipe = check_fields(replace(METHODS[method].recipes['world'], **changes))
+    m = METHODS[method]
+    recipe = check_fields(replace(m.recipes['world'], **changes))
     tok = Tokenizer.train(world('train', 30).captions.flat(), 200)
-    blank = ArrayDataset(np.zeros((1, recipe.size, recipe.size, 3), np.uint8), captions=[['a']])
-    dls = loaders(blank, blank, tok=tok, size=recipe.size, bs=1, device='cpu', max_len=recipe.max_len)
-    model = METHODS[method].learner(recipe, dls).model
+    kept = dict(tokens=asdict(TokenIds.of(tok, method)))
+    if 'fusion' in m.loss.__module__:
+        bert = small_config(tok, recipe.width, recipe.depth, max(128, recipe.max_len))
+        bert = replace(bert, heads=recipe.heads or bert.heads, dropout=recipe.dropout)
+        width = RegionStore(recipe.region_files).width if recipe.regions == 'files' else 8
+        kept |= dict(bert=asdict(bert), region_width=width, classes=0)
+    model = m.build(recipe, kept, m.backbone(recipe, 0))
+    facts = dict(name='world', sizes=kept, side=recipe.size)
     sizes = recipe_dict(DATASETS['world'].options)
-    with Run.create(path, recipe, method, dict(name='world', **sizes), 0, name='world') as run:
+    with Run.create(path, recipe, method, dict(name='world', **sizes), 0, **facts) as run:
         tok.save(run / 'tokenizer.model')
         run.keep_part('tokenizer.model')
         run.save('best', model.state_dict(), dict(step=0))
@@ -70,8 +77,10 @@ def build(path, method='virtex'):
         get_recipe(method, 'world'), size=32, bs=4, **dict(width=32, heads=2, vocab=300) if method != 'tags' else {}
     )
     tok = Tokenizer.train(dataset.captions.flat(), 300) if method != 'tags' else None
-    model = METHODS[method].learner(recipe, loaders(dataset, dataset, tok=tok, size=32, bs=4, device='cpu')).model
-    with Run.create(path, recipe, method, dict(name='world', **recipe_dict(options)), 0, name='world') as r:
+    learn = make_learner(METHODS[method], recipe, loaders(dataset, dataset, tok=tok, size=32, bs=4, device='cpu'))
+    facts = dict(name='world', sizes=learn.sizes, side=dataset.size)
+    model = learn.model
+    with Run.create(path, recipe, method, dict(name='world', **recipe_dict(options)), 0, **facts) as r:
         if tok:
             tok.save(r / 'tokenizer.model')
             r.keep_part('tokenizer.model')
@@ -252,7 +261,7 @@ class Leave(BaseCallback):
 def leaving(method, step=2):
     "The method, stopped after so many steps"
 
-    def learner(*args, cbs, **kw):
-        return method.learner(*args, cbs=[*cbs, Leave(step)], **kw)
+    def callbacks(recipe):
+        return [*method.callbacks(recipe), Leave(step)]
 
-    return replace(method, learner=learner)
+    return replace(method, callbacks=callbacks)

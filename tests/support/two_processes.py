@@ -17,6 +17,7 @@ from vlrep.core.progress import keep_memory
 from vlrep.data.loader import loaders
 from vlrep.data.transforms import EvalTransform, TrainTransform
 from vlrep.methods.base import METHODS
+from vlrep.methods.learner import make_learner
 from vlrep.training.distributed import Dist, init_dist
 from vlrep.training.learner import BaseCallback, GradientAccumulation, MicroBatchLoader
 
@@ -120,7 +121,7 @@ def train(name, dist, data, accumulate=1, **changes):
     dls.loaders[0] = MicroBatchLoader(dls.train, accumulate)
     rec = Record()
     cbs = [GradientAccumulation(accumulate), rec]
-    learn = method.learner(recipe, dls, seed=3, precision='fp32', cbs=cbs)
+    learn = make_learner(method, recipe, dls, seed=3, precision='fp32', cbs=cbs)
     for steps in (3, recipe.steps) if recipe.ema else [recipe.steps]:
         learn.fit_steps(steps)
     own = [float(sum(a.double().sum() for a in learn.ema.averages))] if recipe.ema else []

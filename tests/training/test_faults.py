@@ -32,6 +32,7 @@ from vlrep.data.workers import begin_worker
 from vlrep.experiments.pretrain import pretrain
 from vlrep.experiments.spec import run_spec
 from vlrep.methods.base import METHODS
+from vlrep.methods.supervised.method import TagsModel
 from vlrep.training.interrupts import Note, StopOnSignal, TrainingInterrupted
 from vlrep.training.resume import resume
 from vlrep.training.run_folder import Run, load
@@ -471,14 +472,14 @@ def test_a_clock_that_jumps_changes_no_time(tmp_path, source, monkeypatch):
 
 def test_out_of_memory_advises_smaller_micro_batches_that_work(capsys, monkeypatch, tmp_path):
     "A micro-batch with the same effective batch, and with it the job runs"
-    forward = METHODS['tags'].model.forward
+    forward = TagsModel.forward
 
     def little(self, batch):
         if len(batch['img']) > 8 and self.training:
             raise torch.OutOfMemoryError('CUDA out of memory. Tried to allocate 2.00 GiB')
         return forward(self, batch)
 
-    monkeypatch.setattr(METHODS['tags'].model, 'forward', little)
+    monkeypatch.setattr(TagsModel, 'forward', little)
     words = ['pretrain', '--method', 'tags', '--out', tmp_path / 'run', *sets(FOUR_STEPS)]
     assert '--accumulate 2 does the same steps of 16 in 2 parts of 8' in refused(capsys, *words)
     out = pretrain(run_spec('tags', FOUR_STEPS, accumulate=2), out=tmp_path / 'run', log=quiet)
@@ -497,7 +498,7 @@ def test_paths_with_spaces_and_other_alphabets_work(tmp_path, monkeypatch):
 
 
 def test_a_failure_before_the_first_checkpoint_leaves_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr(METHODS['tags'].model, 'forward', lambda self, batch: 1 / 0)
+    monkeypatch.setattr(TagsModel, 'forward', lambda self, batch: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         pretrain(run_spec('tags', FOUR_STEPS), out=tmp_path / 'run', log=quiet)
     assert not (tmp_path / 'run').exists()

@@ -16,6 +16,7 @@ from vlrep.data.tokenizer import Tokenizer
 from vlrep.datasets.world.dataset import world
 from vlrep.experiments.config import get_recipe
 from vlrep.methods.base import METHODS
+from vlrep.methods.learner import make_learner
 
 # ---------------------------------------------------------------- fastai's methods
 
@@ -48,7 +49,7 @@ def made(data, tmp_path, method='virtex', precision='fp32'):
     )
     recipe = replace(recipe, **{k: v for k, v in tiny.items() if hasattr(recipe, k)})
     dls = loaders(train, valid, collate=METHODS[method].collator(recipe, tok), size=32, bs=16)
-    learn = METHODS[method].learner(recipe, dls, precision=precision)
+    learn = make_learner(METHODS[method], recipe, dls, precision=precision)
     learn.path = tmp_path
     return learn
 

@@ -12,6 +12,7 @@ from vlrep.data.loader import loaders
 from vlrep.data.records import ArrayDataset
 from vlrep.data.transforms import EvalTransform, TrainTransform
 from vlrep.methods.base import METHODS
+from vlrep.methods.learner import make_learner
 from vlrep.training.learner import BaseCallback, GradientAccumulation, MicroBatchLoader
 
 CASES = {
@@ -107,7 +108,7 @@ def fresh(name, data, parts=1, bs=60, seen=()):
         plain=EvalTransform(recipe.size),
     )
     dls.loaders[0] = MicroBatchLoader(dls.train, parts)
-    return method.learner(recipe, dls, seed=3, precision='fp32', cbs=[GradientAccumulation(parts), *seen])
+    return make_learner(method, recipe, dls, seed=3, precision='fp32', cbs=[GradientAccumulation(parts), *seen])
 
 
 def in_parts(name, data, parts, counted=True):

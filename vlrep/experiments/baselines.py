@@ -17,6 +17,7 @@ from ..data.transforms import EvalTransform, TrainTransform
 from .config import get_recipe
 from .start import with_backbone
 from ..methods.base import METHODS, Method
+from ..methods.learner import make_learner
 from ..methods.recipe import MethodRecipe
 from ..methods.supervised.recipe import TagsRecipe
 from ..models.features import bn_statistics
@@ -93,7 +94,9 @@ def train_on(
     dls.loaders[0] = MicroBatchLoader(dls.train, accumulate)
     if dist.is_main:
         cbs = [*cbs, ProgressLogger(log, every)]
-    learn = method.learner(recipe, dls, seed=seed, precision=precision, cbs=[GradientAccumulation(accumulate), *cbs])
+    learn = make_learner(
+        method, recipe, dls, seed=seed, precision=precision, cbs=[GradientAccumulation(accumulate), *cbs]
+    )
     if begin:
         begin(learn)
     try:

@@ -34,6 +34,7 @@ from ..datasets.world.dataset import world
 from .config import get_recipe
 from .job import processor
 from ..methods.base import METHODS
+from ..methods.learner import make_learner
 from ..training.learner import BaseCallback, BatchLearner
 from ..training.precision import choose_precision
 
@@ -173,7 +174,7 @@ class _Steps:
             device=str(device),
         )
         self.bs = r.bs
-        self.learn = method.learner(r, dls, precision=_precision(mode, device), cbs=[self.times])
+        self.learn = make_learner(method, r, dls, precision=_precision(mode, device), cbs=[self.times])
         if mode == 'compiled':
             self.learn.model.visual.compile()
 

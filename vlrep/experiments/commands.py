@@ -21,9 +21,9 @@ from ..datasets.base import DATASETS
 from ..evaluation.base import EVALUATIONS, EvaluationContext
 from ..evaluation.transfer import table_text
 from .job import commit
-from .open import open_run
+from .open import open_run, recipe_of
 from .options import one_of
-from .spec import recorded_options, recorded_recipe
+from .spec import recorded_options
 from ..models.export import LAYOUTS
 from ..models.pretrained import to_image
 from ..reports.page import write_comparison, write_report
@@ -83,7 +83,7 @@ def evaluate(
     m = open_run(run, which, plugins=plugins)
     kept = load(run)
     limit = kept.info.get('max_damaged') if max_damaged is None else max_damaged
-    recipe = recorded_recipe(kept.info, kept / 'recipe.json')
+    recipe = recipe_of(kept)
     sizes = recorded_options(kept.info, kept / 'recipe.json')
     context = EvaluationContext(m, recipe, kept.info, sizes, root, log, max_damaged=limit, run=kept)
     rows = evaluation.ask(context, **options)

@@ -32,8 +32,8 @@ from ..evaluation.finetune.training import TaskCollator, finetune_learner, fit_t
 from ..evaluation.transfer import table_text
 from .config import recipe_dict
 from .job import Job, commit, resumed_line, run_folder
-from .open import blank_learner, open_folder
-from .spec import FinetuneSpec, Runtime, check_out, recorded_recipe, recorded_spec
+from .open import method_of, recipe_of, run_model, trusted_run
+from .spec import FinetuneSpec, Runtime, check_out, recorded_spec
 from ..methods.base import METHODS
 from ..models.named import initial_backbone
 from ..models.pretrained import Pretrained
@@ -60,14 +60,14 @@ def _tokenizer(run):
     return Tokenizer.load(run.part('tokenizer.model')) if (run / 'tokenizer.model').exists() else None
 
 
-def _first_body(run, recipe, tok, which):
+def _first_body(run, recipe, which):
     "The model of a pretrained run, if it can `fuse`, or its backbone with a text encoder; and which of the two"
     weights = run.weights(which)
     name = f'{run.path}, checkpoint {which}'
-    learn = blank_learner(run.info, recipe, tok, weights, name)
-    can = learn.capabilities(learn.model)
+    model = run_model(run, recipe, weights, name)
+    can = method_of(run).capabilities(model)
     if 'fuse' in can:
-        return learn.model, False
+        return model, False
     if 'backbone' not in can:
         raise ValueError(f'{run.path}: {run.info["method"]} has neither `fuse` nor a backbone: nothing to fine-tune')
     return can['backbone'], True
@@ -79,11 +79,8 @@ def _same_body(run, recipe, tok, weights, name):
         visual = initial_backbone(recipe, run.info.get('backbone'))
         return GridAndText(visual, tok, **_GRID, seed=run.info['seed']), dict(backbone=visual)
     own = {k.removeprefix('body.'): v for k, v in weights.items() if k.startswith('body.')}
-    try:
-        learn = blank_learner(run.info, recipe, tok, own, name)
-    except RuntimeError as e:
-        raise ValueError(f'{name}: its weights do not fit recipe.json ({str(e).splitlines()[0]})') from None
-    return learn.model, learn.capabilities(learn.model)
+    model = run_model(run, recipe, own, name)
+    return model, method_of(run).capabilities(model)
 
 
 def _regions(recipe, folder=None, width=None):
@@ -145,7 +142,7 @@ def open_finetuned(
     task = TASKS[spec.task]
     labels = _labels_of(run)
     weights = run.weights(which)
-    recipe = recorded_recipe(run.info, run / 'recipe.json')
+    recipe = recipe_of(run)
     tok = _tokenizer(run)
     name = f'{run.path}, checkpoint {which}'
     ft = run.info['finetune']
@@ -252,7 +249,7 @@ def _finetuning_facts(job, source, **more):
         accumulate=spec.accumulate,
         finetune={**own, **more},
         **job.facts(info.get('plugins', [])),
-        **{k: info[k] for k in ('text_sizes',) if k in info},
+        **{k: info[k] for k in ('sizes', 'side') if k in info},
     )
 
 
@@ -322,7 +319,7 @@ def _setup(job, source, tok, recipe, old):
     plan = spec.plan
     task = TASKS[spec.task]
     log = job.log
-    how, reader = _regions(recipe, spec.region_files, source.info.get('text_sizes', {}).get('region_width'))
+    how, reader = _regions(recipe, spec.region_files, source.info.get('sizes', {}).get('region_width'))
     side = recipe.size if spec.options is not None else margin(recipe.size)
     with job.stages(spec.data), job.dist.main_first():
         parts = _examples(spec, side, log, job.runtime.max_damaged)
@@ -336,7 +333,7 @@ def _setup(job, source, tok, recipe, old):
         body = _same_body(old, recipe, tok, weights, str(old.path))[0]
         alone = old.info['finetune']['grid_and_text']
     else:
-        body, alone = _first_body(source, recipe, tok, spec.which)
+        body, alone = _first_body(source, recipe, spec.which)
     if alone and plan.frozen:
         raise ValueError(
             f'--frozen: {source.info["method"]} reads no text together with images: its text encoder would '
@@ -366,7 +363,7 @@ def _finetune(job, source, out=None, old=None):
     "Begin a fine-tuning of `source`, or resume the `old` one, in each process; returns its folder"
     log = job.log
     spec = job.spec
-    recipe = recorded_recipe(source.info, source / 'recipe.json')
+    recipe = recipe_of(source)
     tok = _tokenizer(source)
     if old:
         if lines := differences(old.info['finetune']['plan'], recipe_dict(spec.plan)):
@@ -493,7 +490,7 @@ def _begun_with(info, recipe, tok):
     ft = info['finetune']
     source = load(ft['run'])
     which = int(ft['which']) if str(ft['which']).isdecimal() else ft['which']
-    body, alone = _first_body(source, recipe, tok, which)
+    body, alone = _first_body(source, recipe, which)
     if alone:
         body = GridAndText(body, tok, **_GRID, seed=info['seed'])
     state = body.state_dict()
@@ -537,7 +534,7 @@ def finetune(
     "Fine-tune a run's model on a task, in full or with a frozen body, and evaluate it"
     check_out(out)
     with Job.begin(spec, runtime, log) as job:
-        source = open_folder(spec.run)
+        source = trusted_run(spec.run)
         if 'finetune' in source.info:
             raise ValueError(
                 f'{source.path}: is fine-tuned already; resume it: vlrep resume {source.path}, or start from the '
@@ -552,7 +549,7 @@ def resume_finetuning(
     recorded: FinetuneSpec,  # As the run began
 ) -> Path:  # The run's folder
     "Resume a fine-tuning; one that was stopped before its first checkpoint begins again in its folder"
-    run = open_folder(run)
+    run = trusted_run(run)
     for name in ('which', 'labels_file', 'region_files'):
         now, then = (getattr(s, name) for s in (job.spec, recorded))
         if now != then:
@@ -562,7 +559,7 @@ def resume_finetuning(
         return _finetune(job, run, old=run)
     job.log('no checkpoint: beginning anew')
     job.resumed = False
-    source = open_folder(job.spec.run)
+    source = trusted_run(job.spec.run)
     job.dist.barrier()
     if job.dist.is_main:
         with Run.reopen(run.path) as old:

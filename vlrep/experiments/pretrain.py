@@ -22,7 +22,7 @@ from .baselines import train_on
 from .comparisons import changes_of
 from .job import Job, commit, resumed_line, run_folder
 from .measure import measure
-from .open import open_folder, own_tokenizer
+from .open import tokenizer_of, trusted_run
 from .sanity_checks import dry_run, overfit
 from .spec import FinetuneSpec, RunSpec, Runtime, check_out, recorded_runtime, recorded_spec
 from .splits import open_splits
@@ -253,7 +253,7 @@ def _train(job, run, method, splits, facts, *, old, at, inexact):
     tok = None
     if method.tokenizer:
         with job.stages('tokenizer'), job.dist.main_first():
-            tok = _tokenizer(run, method, spec.recipe, splits) if main else own_tokenizer(run, method, spec.recipe)
+            tok = _tokenizer(run, method, spec.recipe, splits) if main else tokenizer_of(run, spec.recipe)
     if main and (lines := caption_lines(spec.recipe, method.collator(spec.recipe, tok), splits)):
         for line in lines:
             log(line)
@@ -262,9 +262,9 @@ def _train(job, run, method, splits, facts, *, old, at, inexact):
     def begin(learn):
         if main:
             learn.finite.log = run / 'skipped.jsonl'
-        sizes = method.sizes(learn.model) if method.sizes else {}
-        if main and sizes != run.info.get('text_sizes', {}):
-            run.change(dict(text_sizes=sizes))
+        sizes = dict(sizes=learn.sizes, side=learn.dls.valid.source.size)  # what opening the run needs
+        if main and any(run.info.get(k) != v for k, v in sizes.items()):
+            run.change(sizes)
         if old:
             _continue(learn, run, at, regroup, inexact, log)
 
@@ -366,7 +366,7 @@ def resume(
     with Job.begin(spec, runtime or recorded_runtime(run), log, resumed=True) as job:
         if isinstance(recorded, FinetuneSpec):
             return resolve('vlrep.experiments.finetune:resume_finetuning')(job, run, recorded)
-        return _pretrain(job, old=open_folder(run), at=at, inexact=inexact)
+        return _pretrain(job, old=trusted_run(run), at=at, inexact=inexact)
 
 # %% ../../nbs/experiments/65_pretrain.ipynb #2cd37108
 def run_checks(

@@ -24,6 +24,7 @@ from ..data.transforms import EvalTransform
 from .baselines import train_on
 from .config import recipe_dict
 from ..methods.base import METHODS, Method
+from ..methods.learner import make_learner
 from ..reports.reference import overfit_verdict
 from ..training.learner import BaseCallback, stop_fit, training_state
 from ..training.logging import ProgressLogger
@@ -352,7 +353,7 @@ def overfit(
 ) -> bool:  # Was the batch learned?
     "Overfit one batch; False, and a line with advice, if that fails"
     calm, dls = _same_view(method, recipe, splits, n, tok, data=data, steps=steps, max_damaged=max_damaged)
-    learn = method.learner(calm, dls, seed=seed, precision=precision)
+    learn = make_learner(method, calm, dls, seed=seed, precision=precision)
     batch = dls.train.one_batch()[0]
     with torch.no_grad():
         out = learn.model.eval()(batch)

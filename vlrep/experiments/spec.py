@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['check_path', 'check_out', 'RunSpec', 'run_spec', 'FinetuneSpec', 'finetune_spec', 'check_damage', 'Runtime',
-           'run_facts', 'recorded_recipe', 'recorded_options', 'recorded_spec', 'recorded_runtime']
+           'run_facts', 'recorded_options', 'recorded_spec', 'recorded_runtime']
 
 # %% ../../nbs/experiments/25_spec.ipynb #422832bf
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from ..core.registry import check_plugins, load_plugin, resolve
 from ..core.run_facts import read_run_facts
 from ..datasets.base import DATASETS
 from ..evaluation.finetune.plan import PLANS, TASKS, FinetunePlan
-from .config import override, recipe_dict, recipe_from_dict
+from .config import override, recipe_dict, recipe_from_dict, recorded_recipe
 from .options import one_of, plan, recipe_name, tiny_changes
 from ..methods.base import METHODS
 from ..methods.recipe import MethodRecipe
@@ -283,18 +283,6 @@ def run_facts(
     facts = read_run_facts(run)
     check_plugins(run, facts.get('plugins', []))
     return facts
-
-
-def recorded_recipe(
-    facts: dict,  # From `read_run_facts`
-    path: FilePath,  # The file, for messages
-) -> MethodRecipe:
-    "The recipe that a run was trained with, checked"
-    one_of(f'method in {path}', facts['method'], METHODS)
-    try:
-        return check_fields(recipe_from_dict(METHODS[facts['method']].recipe, facts['recipe']))
-    except (ValueError, TypeError, AttributeError) as e:
-        raise ValueError(f'{path}: {e}') from e
 
 
 def recorded_options(

@@ -18,20 +18,19 @@ from ..training.run_folder import load
 
 # %% ../../nbs/experiments/35_start.ipynb #26945015
 def with_backbone(
-    method: Method,  # Its learner makes the recipe's backbone
+    method: Method,  # It has the backbone of its recipe
     backbone: str = None,  # As for `initial_backbone`
     weights: FilePath = None,  # As for `initial_backbone`
     log: Callable = None,  # As for `initial_backbone`
 ) -> Method:  # The same method if neither is given
-    "A method whose learner starts with another backbone or other weights"
+    "A method that starts with another backbone or other weights"
     if backbone is None and weights is None:
         return method
 
-    def learner(recipe, dls, visual=None, seed=0, **kw):
-        visual = initial_backbone(recipe, backbone, weights, seed, log) if visual is None else visual
-        return method.learner(recipe, dls, visual=visual, seed=seed, **kw)
+    def initial(recipe, seed=0):
+        return initial_backbone(recipe, backbone, weights, seed, log)
 
-    return replace(method, learner=learner)
+    return replace(method, backbone=initial)
 
 # %% ../../nbs/experiments/35_start.ipynb #5b1f0c32
 def has_backbone(

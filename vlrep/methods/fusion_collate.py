@@ -30,8 +30,6 @@ from ..data.image_files import has_text
 from ..data.records import ImageTextDataset, TextBuffer
 from ..data.regions import RegionReader, RegionStore, open_regions
 from ..data.text_pairs import MARK, encode_pairs, uncut_pairs
-from ..datasets.base import DATASETS
-from ..datasets.world.dataset import world
 from .fusion_recipe import FusionInput
 from ..models.bert import bert_tokenizer
 from ..models.region_cache import RegionCache
@@ -173,6 +171,8 @@ def auxiliary_images(
 ) -> ImageTextDataset:  # With boxes, captions, questions and statements
     "Images that train the small BERT and the region network: the training set, or scenes that are always the same"
     n = recipe.aux_scenes
+    from vlrep.datasets.world.dataset import world  # here, so that opening a run imports no dataset
+
     return world('train', n, size=recipe.size, with_=['questions', 'statements']) if n else train
 
 
@@ -353,6 +353,8 @@ def check_fusion(
     accumulate: int = 1,  # Not used
 ) -> list:  # Lines
     "How many texts there are; a `ValueError` where an image has no text or no regions"
+    from vlrep.datasets.base import DATASETS  # here, so that opening a run imports no dataset
+
     if recipe.aux_scenes and 'domain_shift' not in DATASETS[data].answers:
         raise ValueError(
             f'aux_scenes={recipe.aux_scenes}: are scenes of the world, and the data is {data}; add --set aux_scenes=0'

@@ -29,18 +29,17 @@ def concept_nats(
 
 # %% ../../nbs/models/15_concept_head.ipynb #02604b20
 class ConceptHead(nn.Module):
-    "Scores of concepts from the backbone's grid; made for 0 concepts, it takes their number from what is loaded"
+    "Scores of concepts from the backbone's grid"
 
     def __init__(
         self,
         width: int,  # Channels c of the grid
-        concepts: int,  # How many k; 0: not known yet
+        concepts: int,  # How many k
         kind: str = 'linear',  # linear, mlp (sec. 3.1, ResNet) or conv (VGG16)
         hidden: int = 0,  # Channels in between; 0: as many as the grid has
     ):
         super().__init__()
         hidden = hidden or width
-        self.blank = not concepts
 
         def conv(a):
             return [nn.Conv2d(a, hidden, 3, padding=1, bias=False), nn.BatchNorm2d(hidden), nn.ReLU()]
@@ -52,7 +51,7 @@ class ConceptHead(nn.Module):
             conv=[l for i in range(4) for l in conv(hidden if i else width)],
         )[kind]
         self.before = nn.Sequential(*before)
-        self.out = nn.Linear(hidden if before else width, max(1, concepts))
+        self.out = nn.Linear(hidden if before else width, concepts)
         nn.init.zeros_(self.out.weight)
         nn.init.zeros_(self.out.bias)
 
@@ -63,9 +62,3 @@ class ConceptHead(nn.Module):
         "A score for each concept"
         x = self.before(grid)
         return self.out(x.mean((2, 3)) if x.ndim == 4 else x)
-
-    def _load_from_state_dict(self, state, prefix, *args):
-        there = state.get(f'{prefix}out.weight')
-        if self.blank and there is not None and there.ndim == 2 and there.shape[1] == self.out.in_features:
-            self.out = nn.Linear(there.shape[1], len(there)).to(self.out.weight)
-        super()._load_from_state_dict(state, prefix, *args)

@@ -116,15 +116,13 @@ class FusionModel(nn.Module):
         bert: Bert,  # Its embeddings and heads are used, its layers copied into the encoder and then removed
         config: FusionConfig,  # Sizes of the encoder
         region_encoder: nn.Module,  # Batch -> `region_feats`, `region_boxes`, `region_counts`; has `width` and `visual`
-        tok: 'Tokenizer',  # Of the texts
+        tok: 'TokenIds',  # Of the texts; a tokenizer will do
         heads: FusionHeads = FusionHeads(),
         *,
         seed: int = 0,  # Of what begins at random
         copy_layers: bool = True,  # Begin with BERT's layers? Else at random
-        blank: bool = False,  # Take the width of features and the number of classes from weights that are loaded?
     ):
         super().__init__()
-        self.blank = blank
         self.encoder = FusionEncoder(config, seed)
         if copy_layers:
             self.encoder.start_from(bert)

@@ -70,13 +70,6 @@ class Queue(nn.Module):
         for k in ('pointer', 'staged', 'steps'):
             self.register_buffer(k, torch.zeros((), dtype=torch.long))
 
-    def _load_from_state_dict(self, state, prefix, *rest):
-        "Take the number of marks from the loaded state: a run is opened without its data, and so without its tags"
-        there = state.get(f'{prefix}marks')
-        if there is not None and there.ndim == 2:
-            self.marks = self.marks.new_zeros(len(self.marks), there.shape[1])
-        super()._load_from_state_dict(state, prefix, *rest)
-
     def keys(
         self,
         kind: str,  # One of `widths`

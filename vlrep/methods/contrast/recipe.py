@@ -9,7 +9,7 @@ __all__ = ['PairLoss', 'ContrastRecipe', 'check_pairs']
 from dataclasses import dataclass, replace
 
 from ...core.fields import Choice, Fraction, Share
-from ..base import METHODS, Method
+from ..base import METHODS, Method, parts_of
 from vlrep.methods.recipe import (
     Batch,
     Channels,
@@ -149,10 +149,8 @@ METHODS.add(
             'world_words': replace(_world, word_weight=1.0),
             **photo_recipes(_world),
         },
-        **{
-            k: f'vlrep.methods.contrast.method:{v}'
-            for k, v in dict(model='ContrastModel', loss='contrast_loss', learner='contrast_learner').items()
-        },
+        **parts_of('vlrep.methods.contrast.method:contrast_', 'initial build loss counts groups capabilities'),
+        seed_key='contrast head',
         check='vlrep.methods.contrast.recipe:check_pairs',
         paper='CLIP (Radford and others, 2021), SigLIP (Zhai and others, 2023)',
         loss_unit='nats a pair',

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated
 
 from ...core.fields import Choice, Fraction, Int, Share
-from ..base import METHODS, Method
+from ..base import METHODS, Method, parts_of
 from ..concept_recipe import SMALL_CONCEPTS, VGG_CONCEPTS, ConceptRecipe, concept_photos
 from ..recipe import BertName, Drop, Layers, Length, OnOff, Vocab, Weight, Width
 
@@ -91,15 +91,14 @@ METHODS.add(
             **concept_photos(_small),
             **{f'{k}_attfc': replace(r, **_attfc) for k, r in concept_photos(_small).items()},
         },
-        **{
-            k: f'vlrep.methods.icmlm.method:{v}'
-            for k, v in dict(model='ICMLMModel', loss='icmlm_loss', learner='icmlm_learner').items()
-        },
+        **parts_of('vlrep.methods.icmlm.method:icmlm_', 'sizes initial build loss counts callbacks'),
+        **parts_of('vlrep.methods.concept_training:concept_', 'optimizer schedule backbone'),
+        capabilities='vlrep.methods.icmlm.models:icmlm_capabilities',
+        seed_key='icmlm head',
         **{
             k: f'vlrep.methods.icmlm.collate:{v}'
             for k, v in dict(tokenizer='triplet_tokenizer', collate='triplet_collator', check='check_triplets').items()
         },
-        sizes='vlrep.methods.icmlm.models:bert_sizes',
         paper='ICMLM (Sariyildiz and others, 2020)',
         loss_unit='nats per masked token, plus lambda times nats an image over its concepts',
     )

@@ -9,7 +9,7 @@ __all__ = ['LocTexLosses', 'LocTexRecipe']
 from dataclasses import dataclass, replace
 
 from ...core.fields import Fraction, Share
-from ..base import METHODS, Method
+from ..base import METHODS, Method, parts_of
 from vlrep.methods.recipe import (
     Batch,
     Channels,
@@ -151,10 +151,8 @@ METHODS.add(
             'world': _world,
             **photo_recipes(_world),
         },
-        **{
-            k: f'vlrep.methods.loctex.method:{v}'
-            for k, v in dict(model='LocTexModel', loss='loctex_loss', learner='loctex_learner').items()
-        },
+        **parts_of('vlrep.methods.loctex.method:loctex_', 'initial build loss counts groups capabilities'),
+        seed_key='loctex head',
         needs=lambda recipe: {'captions'} | ({'masks'} if recipe.oracle_masks else set()),
         wants=lambda recipe: {'narratives'},
         tokenizer=_collate + 'tokenizer',

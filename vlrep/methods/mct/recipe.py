@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated
 
 from ...core.fields import Choice, Fraction, Int, Share
-from ..base import METHODS, Method
+from ..base import METHODS, Method, parts_of
 from vlrep.methods.recipe import (
     Batch,
     BertName,
@@ -260,16 +260,16 @@ METHODS.add(
             'flickr8k_slip': replace(_photos['flickr8k'], **_slip),
             'narratives': replace(_photos['flickr8k'], text_views='same', dropout=0.1, max_len=60),
         },
-        **{
-            k: f'vlrep.methods.mct.method:{v}'
-            for k, v in dict(model='MCTModel', loss='mct_loss', learner='mct_learner').items()
-        },
+        **parts_of(
+            'vlrep.methods.mct.method:mct_',
+            'sizes initial build loss counts groups callbacks views capabilities',
+        ),
+        seed_key='mct head',
         needs=_needs,
         wants=lambda r: {'paraphrases'} if r.text_views == 'paraphrases' and not r.paraphrases else set(),
         tokenizer='vlrep.methods.mct.views:mct_tokenizer',
         collate='vlrep.methods.mct.views:mct_collator',
         check='vlrep.methods.mct.views:check_views',
-        sizes='vlrep.methods.mct.model:text_sizes',
         paper='MCT (Yuan and others, 2021)',
         loss_unit='nats a query, added over the contrasts, plus the margins; it rises while the queue fills',
     )

@@ -9,7 +9,7 @@ __all__ = ['RotNetRecipe']
 from dataclasses import dataclass, replace
 
 from ...core.fields import Choice, Fraction, Int, Share
-from ..base import METHODS, Method
+from ..base import METHODS, Method, parts_of
 from vlrep.methods.recipe import (
     Batch,
     Channels,
@@ -97,10 +97,10 @@ METHODS.add(
             'flickr8k': replace(_photo, visual_depth=18, visual_width=64, steps=500, warmup=50),
             'flickr8k_small': _photo,
         },
-        **{
-            k: f'vlrep.methods.rotnet.method:{v}'
-            for k, v in dict(model='RotNetModel', loss='rotnet_loss', learner='rotnet_learner').items()
-        },
+        **parts_of('vlrep.methods.rotnet.method:rotnet_', 'build loss schedule'),
+        **parts_of('vlrep.methods.concept_training:concept_', 'optimizer backbone'),
+        sizes='vlrep.methods.learner:no_sizes',
+        seed_key='rotation head',
         needs=lambda recipe: frozenset(),
         tokenizer=None,
         collate=None,

@@ -9,7 +9,7 @@ __all__ = ['TagsRecipe']
 from dataclasses import dataclass
 
 from ...core.fields import Fraction, Share
-from ..base import METHODS, Method
+from ..base import METHODS, Method, parts_of
 from vlrep.methods.recipe import (
     Batch,
     Channels,
@@ -53,10 +53,7 @@ METHODS.add(
         'tags',
         TagsRecipe,
         {'world': TagsRecipe()},
-        **{
-            k: f'vlrep.methods.supervised.method:{v}'
-            for k, v in dict(model='TagsModel', loss='tags_loss', learner='tags_learner').items()
-        },
+        **parts_of('vlrep.methods.supervised.method:tags_', 'initial sizes build loss'),
         needs=lambda recipe: {'categories'},
         tokenizer=None,
         collate=None,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated
 
 from ...core.fields import Choice
-from ..base import METHODS, Method
+from ..base import METHODS, Method, parts_of
 from ..concept_recipe import SMALL_CONCEPTS, VGG_CONCEPTS, ConceptRecipe, concept_photos
 from ..recipe import BertName
 
@@ -69,12 +69,9 @@ METHODS.add(
             'world': _world,
             **concept_photos(_world),
         },
-        **{
-            k: f'vlrep.methods.tag_prediction.method:{v}'
-            for k, v in dict(
-                model='TagPredictionModel', loss='tag_prediction_loss', learner='tag_prediction_learner'
-            ).items()
-        },
+        **parts_of('vlrep.methods.tag_prediction.method:tag_prediction_', 'sizes build loss'),
+        **parts_of('vlrep.methods.concept_training:concept_', 'optimizer schedule backbone'),
+        seed_key='tag prediction head',
         **{
             k: f'vlrep.methods.tag_prediction.collate:{v}'
             for k, v in dict(collate='concept_collator', check='check_concepts').items()

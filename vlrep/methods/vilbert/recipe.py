@@ -9,7 +9,7 @@ __all__ = ['ViLBERTRecipe', 'vilbert_config']
 from dataclasses import dataclass, replace
 
 from ...core.fields import Choice, Int
-from ..base import METHODS, Method
+from ..base import METHODS, Method, parts_of
 from vlrep.methods.fusion_recipe import (
     NO_BACKBONE,
     FusionRecipe,
@@ -86,16 +86,17 @@ METHODS.add(
         'vilbert',
         ViLBERTRecipe,
         {**paper_recipes(_base, 'vilbert', 1024), **_small},
-        **{
-            k: f'vlrep.methods.vilbert.method:{v}'
-            for k, v in dict(model='ViLBERTModel', loss='vilbert_loss', learner='vilbert_learner').items()
-        },
+        **parts_of(
+            'vlrep.methods.fusion_training:fusion_',
+            'sizes initial loss groups optimizer schedule backbone capabilities',
+        ),
+        **parts_of('vlrep.methods.fusion_method:fusion_', 'counts views held_out_view'),
+        build='vlrep.methods.vilbert.method:vilbert_build',
         **{
             k: f'vlrep.methods.fusion_collate:{v}'
             for k, v in dict(tokenizer='fusion_tokenizer', collate='fusion_collator').items()
         },
         check='vlrep.methods.fusion_method:check_fusion_data',
-        sizes='vlrep.methods.fusion_training:fusion_sizes',
         contents='vlrep.methods.fusion_collate:fusion_contents',
         no_backbone=NO_BACKBONE,
         needs=fusion_needs,

@@ -9,7 +9,7 @@ __all__ = ['WordHead', 'Parallel', 'VirTexRecipe']
 from dataclasses import dataclass, replace
 
 from ...core.fields import Fraction, Share
-from ..base import METHODS, Method
+from ..base import METHODS, Method, parts_of
 from vlrep.methods.recipe import (
     Batch,
     Channels,
@@ -116,8 +116,8 @@ _small = replace(
     lookahead_k=0,
 )
 _world = replace(_small, size=48, vocab=600, dropout=0.0, scale_min=0.6, jitter=0.2, steps=2600, warmup=260)
-_parts = {k: f'vlrep.methods.virtex.method:virtex_{k}' for k in ('loss', 'learner')}
-_models = 'vlrep.methods.virtex.models:'
+_parts = parts_of('vlrep.methods.virtex.method:virtex_', 'sizes initial build loss counts groups optimizer')
+_parts |= dict(capabilities='vlrep.methods.virtex.models:virtex_capabilities', seed_key='virtex head')
 _paper = 'VirTex (Desai and Johnson, 2021)'
 
 METHODS.add(
@@ -134,7 +134,6 @@ METHODS.add(
             'world_words': replace(_world, word_weight=1.0, lr=0.1),
             **photo_recipes(_small),
         },
-        model=_models + 'CaptioningModel',
         **_parts,
         paper=_paper,
         stage='bicaptioning',
@@ -154,7 +153,6 @@ METHODS.add(
             'world_parallel': replace(_world, task='forward', parallel=0.75),
             **photo_recipes(_small, task='forward'),
         },
-        model=_models + 'CaptioningModel',
         **_parts,
         paper=_paper,
         loss_unit='nats per token',
@@ -170,7 +168,6 @@ METHODS.add(
             'world': replace(_world, task='masked_lm', lr=0.05),
             **photo_recipes(_small, task='masked_lm', lr=0.05),
         },
-        model=_models + 'MaskedLMModel',
         **_parts,
         paper=_paper,
         loss_unit='nats per masked token',
@@ -187,7 +184,6 @@ METHODS.add(
             'world_idf': replace(_world, task='token_cls', idf=True),  # SuperClass
             **photo_recipes(_small, task='token_cls'),
         },
-        model=_models + 'TokenClassificationModel',
         **_parts,
         paper=_paper,
         loss_unit='nats per caption, over the set of its tokens',
@@ -203,7 +199,6 @@ METHODS.add(
             'world': replace(_world, task='multilabel'),
             **photo_recipes(_small, 'coco', task='multilabel'),
         },
-        model=_models + 'MultiLabelClassificationModel',
         **_parts,
         paper=_paper,
         needs=lambda recipe: {'labels'},

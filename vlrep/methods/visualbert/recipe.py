@@ -9,7 +9,7 @@ __all__ = ['VisualBERTRecipe', 'visualbert_config']
 from dataclasses import dataclass, replace
 
 from ...core.fields import Choice
-from ..base import METHODS, Method
+from ..base import METHODS, Method, parts_of
 from vlrep.methods.fusion_recipe import (
     NO_BACKBONE,
     FusionRecipe,
@@ -62,16 +62,17 @@ METHODS.add(
         'visualbert',
         VisualBERTRecipe,
         {**paper_recipes(_base, 'visualbert'), **_small, 'world_mim': replace(_small['world'], mim='kl')},
-        **{
-            k: f'vlrep.methods.visualbert.method:{v}'
-            for k, v in dict(model='VisualBERTModel', loss='visualbert_loss', learner='visualbert_learner').items()
-        },
+        **parts_of(
+            'vlrep.methods.fusion_training:fusion_',
+            'sizes initial loss groups optimizer schedule backbone capabilities',
+        ),
+        **parts_of('vlrep.methods.fusion_method:fusion_', 'counts views held_out_view'),
+        build='vlrep.methods.visualbert.method:visualbert_build',
         **{
             k: f'vlrep.methods.fusion_collate:{v}'
             for k, v in dict(tokenizer='fusion_tokenizer', collate='fusion_collator').items()
         },
         check='vlrep.methods.fusion_method:check_fusion_data',
-        sizes='vlrep.methods.fusion_training:fusion_sizes',
         contents='vlrep.methods.fusion_collate:fusion_contents',
         no_backbone=NO_BACKBONE,
         needs=fusion_needs,
