@@ -12,8 +12,6 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..data.masking import sequence_mask
-
 # %% ../../nbs/models/20_text_decoder.ipynb #5d0c8f12
 class Packing:
     "Positions of the real tokens in a padded batch, so that padding can be left out"
