@@ -200,30 +200,6 @@ class FusionModel(nn.Module):
             out |= dict(region_logits=self.classify(image[asked]), target_regions=regions['region_probs'][asked])
         return out
 
-# %% ../../nbs/models/64_fusion_model.ipynb #082765c5
-_OF_DATA = 'regions_in.project', 'classify.3', 'region_encoder.classifier'  # what has the sizes of the data
-
-
-@patch
-def _load_from_state_dict(self: FusionModel, state, prefix, *args):
-    for path in _OF_DATA if self.blank else ():
-        there = state.get(f'{prefix}{path}.weight')
-        if there is None or there.ndim != 2:
-            continue
-        owner, _, name = path.rpartition('.')
-        owner = self.get_submodule(owner)
-        old = getattr(owner, name)
-        if old is not None and old.weight.shape != there.shape:
-            new = nn.Linear(there.shape[1], there.shape[0]).to(old.weight)
-            setattr(owner, name, new.requires_grad_(old.weight.requires_grad))
-    d = self.regions_in.feats = self.region_encoder.width = self.regions_in.project.in_features
-    for k, b in self.regions_in.named_buffers():
-        if len(b) != d:
-            setattr(self.regions_in, k, b.new_ones(d))
-    if (head := getattr(self.region_encoder, 'classifier', None)) is not None:
-        self.region_encoder.classes = head.out_features
-    nn.Module._load_from_state_dict(self, state, prefix, *args)
-
 # %% ../../nbs/models/64_fusion_model.ipynb #4632e94b
 @patch
 def regions(
