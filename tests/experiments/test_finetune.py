@@ -569,14 +569,14 @@ def test_a_model_without_a_part_for_bf16_is_trained_in_fp32(tmp_path, monkeypatc
 
 def test_the_schedule_of_mm_imdb_is_that_of_the_paper(tmp_path):
     "60,000 steps of a line that would end after 88,000; shorter ones in proportion"
-    from vlrep.evaluation.finetune.training import _linear
+    from vlrep.evaluation.finetune.training import _warmup_then_decay
 
     def planned(task='mm_imdb', changes=()):
         return finetune_spec('run', task, changes, root=tmp_path).plan
 
     plan = planned()
     assert (plan.steps, plan.warmup, plan.decay_steps) == (60_000, 2000, 88_000)
-    assert _linear(60_000, plan.decay_steps, plan.warmup) == pytest.approx(28 / 86)
+    assert _warmup_then_decay(60_000, plan.decay_steps, plan.warmup) == pytest.approx(28 / 86)
     short = planned(changes=['steps=6000'])
     assert (short.warmup, short.decay_steps) == (2000, 8800)
     assert planned(changes=['steps=6000', 'decay_steps=0']).decay_steps == 0
