@@ -634,10 +634,10 @@ def _resume(argv):
         a = _training_options('resume', argv, groups, _ABOUT_RESUME, **parts)
     runtime = replace(recorded_runtime(run), **_runtime_values(a))
     how = _values(a, ('at', 'inexact'))
-    from vlrep.experiments.pretrain import resume
+    from vlrep.experiments.pretrain import resume_run
 
     try:
-        _train(resume, run, spec.changed(a['changes'], **_spec_values(a)), runtime, **how)
+        _train(resume_run, run, spec.changed(a['changes'], **_spec_values(a)), runtime, **how)
     except ValueError as e:  # about an option that the run began with, perhaps
         raise ValueError(str(e) if str(run) in str(e) else f'{run}: {e}') from e
 

@@ -116,7 +116,7 @@ SAY = {
     'evaluation/*': 'evaluate',
     'experiments/job.py': 'resume',
     'experiments/measure.py': 'resume',
-    'experiments/pretrain.py': 'pretrain resume',
+    'experiments/pretrain.py': 'resume',
     'experiments/start.py': 'pretrain',
     'methods/*': 'pretrain',
     'experiments/sanity_checks.py': 'pretrain',

@@ -21,7 +21,7 @@ from vlrep.core.registry import load_plugin
 from vlrep.experiments.commands import caption, evaluate, export
 from vlrep.experiments.finetune import finetune
 from vlrep.experiments.open import open_run
-from vlrep.experiments.pretrain import resume
+from vlrep.experiments.pretrain import resume_run
 from vlrep.experiments.region_files import make_regions
 from vlrep.experiments.spec import finetune_spec
 from vlrep.methods.fusion_collate import written_by
@@ -108,9 +108,9 @@ ASK = dict(
     caption=lambda d: caption(d / 'run', [d / 'photos' / 'x.png']),
     evaluate=lambda d: evaluate(d / 'run', 'world'),
     export=lambda d: export(d / 'run', 'timm'),
-    resume=lambda d: resume(d / 'run'),
+    resume=lambda d: resume_run(d / 'run'),
     finetune=lambda d: finetune(finetune_spec(d / 'run', 'vqa')),
-    finetune_resume=lambda d: resume(d / 'tuned'),
+    finetune_resume=lambda d: resume_run(d / 'tuned'),
     regions=lambda d: make_regions(d / 'photos', d / 'out', d / 'run'),
     captions_of_a_run=lambda d: written_by(d / 'run', vlrep.datasets.world.dataset.world('train', 8, size=32)),
 )

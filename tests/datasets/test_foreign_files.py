@@ -36,7 +36,7 @@ from vlrep.datasets.narratives import read_localized, write_localized
 from vlrep.datasets.voc07 import read_voc_xml
 from vlrep.datasets.world.dataset import scene
 from vlrep.experiments.open import open_run
-from vlrep.experiments.pretrain import pretrain, resume
+from vlrep.experiments.pretrain import pretrain, resume_run
 from vlrep.experiments.spec import recorded_spec, run_spec
 from vlrep.methods.virtex.models import CaptioningModel
 from vlrep.methods.virtex.official import load_virtex, virtex_state
@@ -636,7 +636,7 @@ def test_odd_facts_in_recipe_json_open_or_name_the_file(built, tmp_path):
             Run(built)._write({**whole, key: odd})
             for ask in (
                 lambda: open_run(built),
-                lambda: resume(built, recorded_spec(built).changed(['steps=x']), log=lambda s: None),
+                lambda: resume_run(built, recorded_spec(built).changed(['steps=x']), log=lambda s: None),
             ):
                 try:
                     ask()

@@ -24,7 +24,7 @@ from vlrep.datasets.vqa import write_vqa
 from vlrep.datasets.webdataset.reader import make_shards
 from vlrep.datasets.world.dataset import scene, world
 from vlrep.experiments.commands import evaluate
-from vlrep.experiments.pretrain import pretrain, resume
+from vlrep.experiments.pretrain import pretrain, resume_run
 from vlrep.experiments.spec import run_spec
 from vlrep.training.run_folder import load
 from vlrep.training.test_photos import read_test_photos
@@ -261,7 +261,7 @@ def test_a_stopped_run_keeps_its_test_photos(tmp_path):
     root.write_text('\n'.join([lines[0], f'{new},a photo that came later', *lines[1:]]) + '\n')
     (out / 'result.jsonl').unlink()
     said = []
-    resume(out, log=said.append)
+    resume_run(out, log=said.append)
     assert load(out).results()[-1]['numbers']['right'] == was
     assert any('exactly the' in l and '1 photos that were added' in l for l in said)
     new = first_names(0.2, False)[0]
@@ -269,7 +269,7 @@ def test_a_stopped_run_keeps_its_test_photos(tmp_path):
     root.write_text('\n'.join([lines[0], f'{new},a photo that came later', *lines[1:]]) + '\n')
     (out / 'result.jsonl').unlink()
     with pytest.raises(ValueError, match='images train: was'):
-        resume(out, log=str)
+        resume_run(out, log=str)
 
 
 def test_no_evaluation_opens_the_data_of_a_run_by_itself():

@@ -29,7 +29,7 @@ from vlrep.evaluation.finetune.plan import PLANS, TASKS, FinetuneTask, TaskSourc
 from vlrep.evaluation.finetune.training import TaskCollator
 from vlrep.experiments.commands import report
 from vlrep.experiments.finetune import finetune
-from vlrep.experiments.pretrain import resume
+from vlrep.experiments.pretrain import resume_run
 from vlrep.experiments.spec import Runtime, finetune_spec, recorded_spec, run_spec
 from vlrep.training.interrupts import TrainingInterrupted
 from vlrep.training.run_folder import load
@@ -149,7 +149,7 @@ def test_a_stopped_and_resumed_fine_tuning_has_the_same_bits(tuned, body, tmp_pa
         finetune(finetune_spec(body, 'vqa', [*PLAN, *SCENES]), out=tmp_path / 'stopped', log=Stop())
     assert e.value.code == 130 and load(tmp_path / 'stopped').saved()[-1] == 4
     said = []
-    out = resume(tmp_path / 'stopped', log=said.append)
+    out = resume_run(tmp_path / 'stopped', log=said.append)
     assert 'resuming from step 4' in said
     for which in ('last', 'best'):
         a = load(tuned).weights(which)
@@ -158,7 +158,7 @@ def test_a_stopped_and_resumed_fine_tuning_has_the_same_bits(tuned, body, tmp_pa
     a, b = (load(r).results()[0]['numbers'] for r in (tuned, out))
     assert a['table'] == b['table'] and a['history'] == b['history']
     said.clear()
-    resume(out, log=said.append)
+    resume_run(out, log=said.append)
     assert 'nothing is left to do' in said[-1]
 
 
@@ -173,7 +173,7 @@ def test_resume_as_another_fine_tuning_is_refused(body, tmp_path, change, tuned)
             (tmp_path / 'copy' / p.relative_to(tuned)).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / 'copy' / p.relative_to(tuned)).write_bytes(p.read_bytes())
     with pytest.raises(ValueError, match='would not be the same run'):
-        resume(tmp_path / 'copy', recorded_spec(tmp_path / 'copy').changed(**change), log=quiet)
+        resume_run(tmp_path / 'copy', recorded_spec(tmp_path / 'copy').changed(**change), log=quiet)
 
 
 def test_resume_with_changed_questions_is_refused(body, scenes_in_vqa, tmp_path):
@@ -183,7 +183,7 @@ def test_resume_with_changed_questions_is_refused(body, scenes_in_vqa, tmp_path)
     path = tmp_path / 'root/v2_OpenEnded_mscoco_val2014_questions.json'
     path.write_text(path.read_text().replace('?', '??', 1))
     with pytest.raises(ValueError, match='would not be the same run .*examples valid'):
-        resume(out, log=quiet)
+        resume_run(out, log=quiet)
 
 
 @pytest.mark.parametrize('given', [dict(which=3), dict(labels_file='other.txt'), dict(region_files='other')])
@@ -192,7 +192,7 @@ def test_a_run_goes_on_from_what_it_began_with(tuned, given):
     with pytest.raises(
         ValueError, match=f'--{next(iter(given)).removesuffix("_file").replace("_", "-")} .*: the run began with'
     ):
-        resume(tuned, recorded_spec(tuned).changed(**given), log=quiet)
+        resume_run(tuned, recorded_spec(tuned).changed(**given), log=quiet)
 
 
 # ---------------------------------------------------------------- tasks and their files
@@ -612,7 +612,7 @@ def test_a_run_killed_before_its_first_checkpoint_begins_anew(tuned, body, tmp_p
     for name in ('recipe.json', 'labels.json', 'tokenizer.model'):
         (run / name).write_bytes((tuned / name).read_bytes())
     said = []
-    resume(run, log=said.append)
+    resume_run(run, log=said.append)
     a, b = (load(r).weights('last') for r in (run, tuned))
     assert said[0] == 'no checkpoint: beginning anew' and all(torch.equal(v, a[k]) for k, v in b.items())
     assert load(run).info['finetune'] == load(tuned).info['finetune']
@@ -651,7 +651,7 @@ def test_a_fine_tuned_run_answers_questions(tuned, body):
 
 def test_a_fine_tuned_run_is_refused_where_others_are_expected(tuned, body):
     with pytest.raises(ValueError, match='spec is a RunSpec, and .* was begun with a FinetuneSpec'):
-        resume(tuned, run_spec(), log=quiet)
+        resume_run(tuned, run_spec(), log=quiet)
     with pytest.raises(ValueError, match='stands in none with others'):
         report([tuned, tuned])
     with pytest.raises(ValueError, match='is fine-tuned already'):

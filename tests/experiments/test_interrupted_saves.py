@@ -28,7 +28,7 @@ from vlrep.cli import main
 from vlrep.datasets.flickr8k import write_flickr8k
 from vlrep.datasets.world.dataset import scene, world
 from vlrep.evaluation.base import EVALUATIONS
-from vlrep.experiments.pretrain import pretrain, resume
+from vlrep.experiments.pretrain import pretrain, resume_run
 from vlrep.experiments.spec import Runtime, recorded_spec, run_spec
 from vlrep.training.checkpoint import Checkpointer
 from vlrep.training.run_folder import Run, load
@@ -42,7 +42,7 @@ def go(out, log=quiet, **runtime):
 
 
 def again(run, changes=(), log=quiet, **how):
-    return resume(run, recorded_spec(run).changed(changes), log=log, **how)
+    return resume_run(run, recorded_spec(run).changed(changes), log=log, **how)
 
 
 @pytest.fixture(scope='module')

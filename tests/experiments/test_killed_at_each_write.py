@@ -11,7 +11,7 @@ from run_folders import SCENES, in_child, rows
 from tools import TWENTY_STEPS, quiet
 
 from vlrep.experiments.finetune import finetune
-from vlrep.experiments.pretrain import pretrain, resume
+from vlrep.experiments.pretrain import pretrain, resume_run
 from vlrep.experiments.spec import finetune_spec, run_spec
 from vlrep.training.run_folder import load
 
@@ -63,7 +63,7 @@ def test_fine_tuning_killed_at_any_write_resumes_to_the_same_bits(body, tmp_path
     while killed_at(k := k + 1, lambda: begin(tmp_path / f'run{k}')):
         run = tmp_path / f'run{k}'
         if (run / 'recipe.json').exists():
-            resume(run, log=said.append)
+            resume_run(run, log=said.append)
         else:
             begin(run)
         same_run(run, whole)
@@ -83,7 +83,7 @@ def test_pretraining_killed_at_any_write_resumes_to_the_same_bits(quick, tmp_pat
     while killed_at(k := k + 1, lambda: begin(tmp_path / f'run{k}')):
         run = tmp_path / f'run{k}'
         if (run / 'recipe.json').exists():
-            resume(run, log=said.append)
+            resume_run(run, log=said.append)
         else:
             begin(run)
         same_run(run, whole)

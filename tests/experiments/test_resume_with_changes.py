@@ -15,7 +15,7 @@ from tools import NET, PHOTOS, STUDY, refused
 import vlrep
 from vlrep.cli import main
 from vlrep.experiments.commands import caption
-from vlrep.experiments.pretrain import pretrain, resume
+from vlrep.experiments.pretrain import pretrain, resume_run
 from vlrep.experiments.spec import recorded_spec, run_spec
 from vlrep.training.run_folder import load
 
@@ -106,13 +106,13 @@ def test_more_steps_for_an_unfinished_run_are_refused(trained, run, capsys):
 
 def test_the_data_of_the_run_is_asked_not_the_default(trained, run, tmp_path, capsys):
     said = []
-    resume(run, recorded_spec(run).changed(root=trained / 'moved'), log=said.append)
+    resume_run(run, recorded_spec(run).changed(root=trained / 'moved'), log=said.append)
     assert 'complete' in said[-1]
     build(tmp_path / 'world')
     err = refused(capsys, 'resume', tmp_path / 'world', '--root', tmp_path)
     assert 'world needs no files' in err
     with pytest.raises(ValueError, match='world needs no files'):
-        resume(tmp_path / 'world', recorded_spec(tmp_path / 'world').changed(root=tmp_path))
+        resume_run(tmp_path / 'world', recorded_spec(tmp_path / 'world').changed(root=tmp_path))
 
 
 # ---------------------------------------------------------------- several photos

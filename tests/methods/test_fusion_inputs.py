@@ -24,7 +24,7 @@ from vlrep.data.tasks import TaskDataset, read_labels
 from vlrep.datasets.world.dataset import world
 from vlrep.experiments.commands import evaluate, export
 from vlrep.experiments.finetune import finetune
-from vlrep.experiments.pretrain import pretrain, resume
+from vlrep.experiments.pretrain import pretrain, resume_run
 from vlrep.experiments.region_files import make_regions, write_regions
 from vlrep.experiments.spec import finetune_spec, run_spec
 from vlrep.experiments.start import run_backbone
@@ -311,10 +311,10 @@ def test_resume_with_a_changed_store_is_refused(tmp_path, monkeypatch):
         match=r'what it reads has changed since it began \(region_files: was .* now .*\): '
         'restore it',
     ):
-        resume(run, log=quiet)
+        resume_run(run, log=quiet)
     said = []
     stored(store)
-    resume(run, log=said.append)
+    resume_run(run, log=said.append)
     assert any('resuming from step 2' in s for s in said) and load(run).results()
 
 
@@ -323,7 +323,7 @@ def test_a_changed_store_may_be_excused(tmp_path, monkeypatch):
     run = begun(tmp_path / 'run', [*FILES, f'region_files={store}'], monkeypatch)
     was = load(run).info['contents']['region_files']
     stored(store, seed=1)
-    resume(run, inexact=True, log=quiet)
+    resume_run(run, inexact=True, log=quiet)
     now = load(run).info
     assert now['contents']['region_files'] != was and 'contents region_files' in str(now['inexact'])
 
@@ -341,7 +341,7 @@ def test_resume_with_changed_texts_is_refused(tmp_path, monkeypatch):
     run = begun(tmp_path / 'run', [*grid, f'generated={said}'], monkeypatch)
     write('a blue car on the beach')
     with pytest.raises(ValueError, match='generated of train: was'):
-        resume(run, log=quiet)
+        resume_run(run, log=quiet)
 
 
 # ---------------------------------------------------------------- widths

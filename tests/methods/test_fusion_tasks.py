@@ -26,7 +26,7 @@ from vlrep.datasets.vqa import write_vqa
 from vlrep.datasets.world.dataset import scene, world
 from vlrep.experiments.config import recipe_dict
 from vlrep.experiments.finetune import finetune
-from vlrep.experiments.pretrain import pretrain, resume
+from vlrep.experiments.pretrain import pretrain, resume_run
 from vlrep.experiments.spec import Runtime, finetune_spec, run_spec
 from vlrep.experiments.splits import open_splits
 from vlrep.methods import fusion_collate
@@ -143,7 +143,7 @@ def test_resume_with_other_questions_is_refused(roots, tmp_path):
     path.write_text(path.read_text().replace('?', '??'))
     (run / 'result.jsonl').unlink()
     with pytest.raises(ValueError, match='has changed since it began .questions of train'):
-        resume(run, log=quiet)
+        resume_run(run, log=quiet)
     path = tmp_path / 'vqa' / 'v2_mscoco_train2014_annotations.json'
     data = json.loads(path.read_text())
     data['annotations'][0]['answers'] = []
@@ -327,7 +327,7 @@ def test_the_report_has_no_drift_where_there_is_none(body, tuned, tmp_path):
     shutil.rmtree(tmp_path / 'body')
     said = []
     (out / 'result.jsonl').unlink()
-    resume(out, log=said.append)
+    resume_run(out, log=said.append)
     assert any(s.startswith('the drift of the weights is not known: ') and 'body' in s for s in said)
     assert 'drift' not in load(out).results()[0]['numbers']
 

@@ -17,7 +17,7 @@ from vlrep.data.loader import loaders
 from vlrep.datasets.world.dataset import world
 from vlrep.experiments.baselines import train_on
 from vlrep.experiments.config import override
-from vlrep.experiments.pretrain import pretrain, resume
+from vlrep.experiments.pretrain import pretrain, resume_run
 from vlrep.experiments.spec import run_spec
 from vlrep.methods.base import METHODS
 from vlrep.methods.learner import make_learner
@@ -189,7 +189,7 @@ def test_a_run_without_text_is_finished_opened_and_resumed(tmp_path):
     m = vlrep.load(run)
     assert m.tok is None and not {'embed_image', 'embed_text'} & set(m.capabilities)
     said = []
-    resume(run, log=said.append)
+    resume_run(run, log=said.append)
     assert 'nothing is left to do' in said[0]
 
 
@@ -209,7 +209,7 @@ def test_the_report_says_which_text_views(tmp_path):
     assert first == 'text views: two captions of an image, of 5' and queue.startswith('queue=20') and first in said
     for f in ('result.jsonl', 'report.html'):
         (run / f).unlink()
-    resume(run, log=str)
+    resume_run(run, log=str)
     assert shown(run) == [first, queue, train, valid]
 
 

@@ -12,7 +12,7 @@ import vlrep
 from vlrep.cli import main
 from vlrep.data.loader import loaders
 from vlrep.datasets.world.dataset import world
-from vlrep.experiments.pretrain import pretrain, resume
+from vlrep.experiments.pretrain import pretrain, resume_run
 from vlrep.experiments.spec import run_spec
 from vlrep.methods.base import METHODS
 from vlrep.methods.learner import make_learner
@@ -94,7 +94,7 @@ def test_a_run_with_a_word_head_resumes_exactly_and_opens_without_it(case, tmp_p
             pretrain(run_spec(**how), out=tmp_path / 'run', log=quiet)
     run = tmp_path / 'run'
     assert load(run).state()['step'] == 2
-    resume(run, log=quiet)
+    resume_run(run, log=quiet)
     for which in 'last', 'best':
         a, b = (load(r).weights(which) for r in (run, whole))
         assert a.keys() == b.keys() and all(torch.equal(v, b[k]) for k, v in a.items())

@@ -89,7 +89,7 @@ def test_the_source_of_texts_changes_texts_alone(scenes):
     def made(**kw):
         learn = learner(scenes, **kw)
         m = learn.model
-        return m.tok.model, m.encoder.state_dict(), m.region_encoder.state_dict()
+        return learn.dls.train.tok.model, m.encoder.state_dict(), m.region_encoder.state_dict()
 
     def same(a, b):
         return a[0] == b[0] and all(torch.equal(x[k], y[k]) for x, y in zip(a[1:], b[1:]) for k in x)

@@ -48,7 +48,7 @@ def untrained(path, method, **changes):
     kept = dict(tokens=asdict(TokenIds.of(tok, method)))
     if 'fusion' in m.loss.__module__:
         bert = small_config(tok, recipe.width, recipe.depth, max(128, recipe.max_len))
-        bert = replace(bert, heads=recipe.heads or bert.heads, dropout=recipe.dropout)
+        bert = replace(bert, heads=recipe.heads or bert.heads, dropout=recipe.dropout, attention_dropout=recipe.dropout)
         width = RegionStore(recipe.region_files).width if recipe.regions == 'files' else 8
         kept |= dict(bert=asdict(bert), region_width=width, classes=0)
     model = m.build(recipe, kept, m.backbone(recipe, 0))

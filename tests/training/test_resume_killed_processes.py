@@ -11,7 +11,7 @@ import torch
 from run_folders import rows
 from tools import NET, SIZES, refused, sets
 
-from vlrep.experiments.pretrain import pretrain, resume
+from vlrep.experiments.pretrain import pretrain, resume_run
 from vlrep.experiments.spec import recorded_spec, run_spec
 from vlrep.training.checkpoint import Checkpointer
 from vlrep.training.interrupts import TrainingInterrupted
@@ -66,7 +66,7 @@ def test_a_killed_and_resumed_process_ends_in_the_same_bits(shot, undisturbed):
         last = err.strip().splitlines()[-1]
         assert last == f'vlrep {command}: stopped by {name} after step {step}; resume with: vlrep resume {run}'
         assert 'Traceback' not in err, err
-    resume(run, log=lambda s: None)
+    resume_run(run, log=lambda s: None)
     a = load(run)
     b = load(undisturbed)
     for which in ('last', 'best'):
@@ -144,7 +144,7 @@ def test_resume_as_another_run_is_inexact_on_request(shot, tmp_path):
     run = tmp_path / 'run'
     shutil.copytree(shot[0].parent / 'stopped', run)
     lines = []
-    resume(run, recorded_spec(run).changed(['bs=8', 'steps=180']), inexact=True, log=lines.append)
+    resume_run(run, recorded_spec(run).changed(['bs=8', 'steps=180']), inexact=True, log=lines.append)
     assert any('no longer exact' in s and 'bs: was 16, now 8' in s and 'steps: was 160, now 180' in s for s in lines)
     info = load(run).info
     assert info['recipe']['bs'] == 8 and len(info['inexact']) == 2 and load(run).state()['step'] == 180
@@ -167,7 +167,7 @@ def test_resume_from_an_earlier_checkpoint_is_exact(shot, undisturbed, tmp_path,
     p.write_bytes(p.read_bytes()[:-1])
     err = refused(capsys, 'resume', run)
     assert f'{p}: truncated' in err and f'checkpoints of the steps {early}' in err
-    resume(run, at=str(early[-1]), log=lambda s: None)
+    resume_run(run, at=str(early[-1]), log=lambda s: None)
     w = load(undisturbed).weights('last')
     assert all(torch.equal(v, w[k]) for k, v in load(run).weights('last').items())
 
@@ -179,7 +179,7 @@ def test_folders_that_cannot_be_resumed_are_refused(shot, undisturbed, tmp_path,
         capsys, 'resume', shot[0].parent / 'stopped', '--at', 'yesterday'
     )
     lines = []
-    assert resume(undisturbed, log=lines.append) == undisturbed and 'complete' in lines[0]
+    assert resume_run(undisturbed, log=lines.append) == undisturbed and 'complete' in lines[0]
     assert 'lr: was 0.2, now 0.3' in refused(capsys, 'resume', undisturbed, '--set', 'lr=.3')
     assert 'options: --at' in refused(capsys, 'pretrain', '--at', 7) and 'Missing from vlrep resume: RUN' in refused(
         capsys, 'resume', '--inexact'
@@ -216,5 +216,5 @@ def test_a_signal_during_the_last_save_leaves_only_the_evaluation(tmp_path, monk
         pretrain(run_spec('tags', options), out=tmp_path / 'run', log=lambda s: None)
     monkeypatch.undo()
     assert load(tmp_path / 'run').state()['step'] == 20 and not (tmp_path / 'run/result.jsonl').exists()
-    resume(tmp_path / 'run', log=lambda s: None)
+    resume_run(tmp_path / 'run', log=lambda s: None)
     assert load(tmp_path / 'run').results()[-1]['numbers']['steps'] == 20

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['check_path', 'check_out', 'RunSpec', 'run_spec', 'FinetuneSpec', 'finetune_spec', 'check_damage', 'Runtime',
-           'run_facts', 'recorded_options', 'recorded_spec', 'recorded_runtime']
+           'trusted_facts', 'recorded_options', 'recorded_spec', 'recorded_runtime']
 
 # %% ../../nbs/experiments/25_spec.ipynb #422832bf
 from collections.abc import Sequence
@@ -273,7 +273,7 @@ class Runtime:
             check_tracker(self.tracker)
 
 # %% ../../nbs/experiments/25_spec.ipynb #be310897
-def run_facts(
+def trusted_facts(
     run: FilePath,  # A run folder
     plugins: Sequence[FilePath] = (),  # Python files of the run that may be imported, since you trust them
 ) -> dict:  # As from `read_run_facts`
@@ -334,7 +334,7 @@ def recorded_spec(
     plugins: Sequence[FilePath] = (),  # Python files of the run that may be imported, since you trust them
 ) -> RunSpec | FinetuneSpec:
     "The specification of a run, as its `recipe.json` keeps it"
-    facts = run_facts(run, plugins)
+    facts = trusted_facts(run, plugins)
     path = Path(run) / 'recipe.json'
     return _recorded_finetuning(facts, path) if 'finetune' in facts else _recorded_pretraining(facts, path)
 
@@ -344,4 +344,7 @@ def recorded_runtime(
 ) -> Runtime:
     "How a run was started, as its `recipe.json` keeps it"
     facts = read_run_facts(run)
-    return Runtime(**{k: facts[k] for k in ('workers', 'save_every', 'max_damaged') if k in facts})
+    try:
+        return Runtime(**{k: facts[k] for k in ('workers', 'save_every', 'max_damaged') if k in facts})
+    except ValueError as e:
+        raise ValueError(f'{Path(run) / "recipe.json"}: {e}') from e

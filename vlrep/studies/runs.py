@@ -36,7 +36,7 @@ from ..experiments.comparisons import pack_draws
 from ..experiments.config import recipe_dict
 from ..experiments.job import commit, processor
 from ..experiments.open import open_run
-from ..experiments.pretrain import pretrain, resume
+from ..experiments.pretrain import pretrain, resume_run
 from ..experiments.sanity_checks import dry_run
 from ..experiments.spec import Runtime, run_spec
 from ..experiments.splits import open_splits
@@ -131,7 +131,7 @@ def _run_job(study, job, log):
     variant = study.variant(job['variant'])
     folder = Path(job['folder'])
     if (folder / 'recipe.json').exists():
-        resume(folder, runtime=Runtime(max_damaged=study.max_damaged), inexact=job['mix'], log=log)
+        resume_run(folder, runtime=Runtime(max_damaged=study.max_damaged), inexact=job['mix'], log=log)
     else:
         changes = change_texts(
             {

@@ -17,7 +17,7 @@ from fastcore.basics import noop
 from ..core.run_facts import last_result, read_log
 from ..core.text_files import raw_lines
 from ..experiments.finetune import finetune
-from ..experiments.pretrain import pretrain, resume
+from ..experiments.pretrain import pretrain, resume_run
 from ..experiments.spec import Runtime, finetune_spec, run_spec
 from ..reports.weight_drift import weight_drift
 from .plan import Study, Variant, change_texts, task_plan, variant_recipe
@@ -44,7 +44,7 @@ def _finetune(study, job, steps=0, log=print):
     folder = Path(job['folder'])
     variant = study.variant(job['variant'])
     if any((folder / 'steps').glob('*')) or (folder / 'best').is_dir():
-        return resume(folder, runtime=Runtime(max_damaged=study.max_damaged), log=log)
+        return resume_run(folder, runtime=Runtime(max_damaged=study.max_damaged), log=log)
     shutil.rmtree(folder, ignore_errors=True)  # it was killed before its first checkpoint
     trial = job['kind'] == 'task_trial'
     source = Path(job['out']) / 'runs' / f'{variant.name}-{study.seeds[0] if trial else job["seed"]}'
