@@ -94,8 +94,8 @@ def check_stubs():
     nbdev.test.NBProcessor = Processor
 
 
-def fork(fn, skip):
-    "Start the check of notebook `fn` in a process of its own; returns its id and the file it prints to"
+def fork(fn, skip, folder):
+    "Start the check of notebook `fn` in a process of its own, with `folder` for temporary files; its id and its output"
     import nbdev.test
     from execnb.shell import CaptureShell
 
@@ -113,6 +113,7 @@ def fork(fn, skip):
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
+        os.environ['TMPDIR'] = tempfile.tempdir = folder.name
         if fn.parent == blank.COURSE:
             check_stubs()
         code = 0 if test_nb(fn, skip_flags=skip, basepath=ROOT)[0] else 1
@@ -152,13 +153,15 @@ def test(results=None):
         while todo or running:
             while todo and len(running) < WORKERS:
                 fn = todo.pop()
-                pid, log = fork(fn, skip)
-                running[pid] = fn, log, time.time()
+                folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+                pid, log = fork(fn, skip, folder)
+                running[pid] = fn, log, folder, time.time()
             time.sleep(0.05)
-            for pid, (fn, log, start) in list(running.items()):
+            for pid, (fn, log, folder, start) in list(running.items()):
                 done, status, use = os.wait4(pid, os.WNOHANG)
                 if done:
                     del running[pid]
+                    folder.cleanup()
                     cpu = use.ru_utime + use.ru_stime
                     wall = time.time() - start
                     passed[str(fn.relative_to(NBS))] = bool(report(fn, status, cpu, wall, log)), round(cpu, 1)
