@@ -25,7 +25,7 @@ def trained(recipe, seed, folder):
     from vlrep.experiments.pretrain import pretrain
     from vlrep.experiments.spec import run_spec
 
-    usual = get_recipe('tags', 'world')
+    usual = get_recipe('supervised', 'world')
     changes = [
         f'{f.name}={getattr(recipe, f.name)}'
         for f in fields(recipe)
@@ -45,8 +45,8 @@ def kept(line):
         {k: line[k] for k in ('seed', 'precision', 'threads', 'processor', 'date', 'commit')},
         steps=num['steps'],
         views=num['views'],
-        warning=num['warnings'].get('tags'),
-        rows=[r | dict(backbone='supervised') for r in num['table'] if r['backbone'] == 'tags'],
+        warning=num['warnings'].get('supervised'),
+        rows=[r | dict(backbone='supervised') for r in num['table'] if r['backbone'] == 'supervised'],
     )
 
 

@@ -332,17 +332,17 @@ def result_tables(groups):
             + f', {len(rs)} seed{("s" if len(rs) != 1 else "")}'
         )
 
-    asked = list(dict.fromkeys(q for rs in groups.values() for r in rs for q in own(r)))
-    if asked:
+    wanted = list(dict.fromkeys(q for rs in groups.values() for r in rs for q in own(r)))
+    if wanted:
         chance = {q: t['chance'] for rs in groups.values() for r in rs for q, t in own(r).items()}
         unit = {q: t['metric'] for rs in groups.values() for r in rs for q, t in own(r).items()}
-        yield from row(['linear probes on frozen features', *(f'{q} ({unit[q]})' for q in asked)], head=True)
-        yield from row(['chance', *(f'{chance[q]:.1f}' for q in asked)])
+        yield from row(['linear probes on frozen features', *(f'{q} ({unit[q]})' for q in wanted)], head=True)
+        yield from row(['chance', *(f'{chance[q]:.1f}' for q in wanted)])
         for key, rs in groups.items():
             yield from row(
                 [
                     label(key, rs),
-                    *(span([own(r)[q]['value'] for r in rs if q in own(r)] or [float('nan')]) for q in asked),
+                    *(span([own(r)[q]['value'] for r in rs if q in own(r)] or [float('nan')]) for q in wanted),
                 ]
             )
         yield ''
@@ -427,7 +427,7 @@ def generate(src):
         (src / 'notebooks' / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / 'nbs' / name, src / 'notebooks' / name)
         if name in TWINNED:
-            write(src / 'notebooks' / twin_name(name), blank.dumped(blank.twin(nb)))
+            write(src / 'notebooks' / twin_name(name), blank.dumped(blank.counterpart(nb)))
     write(src / '_static/vlrep.css', (Path(__file__).parent / 'docs.css').read_text(encoding='utf-8'))
     return docs_reference.names(mods)
 

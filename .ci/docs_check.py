@@ -9,7 +9,7 @@ from urllib.parse import unquote, urlsplit
 BY_TAG = dict(
     script={'src'},
     link={'href'},
-    img={'src', 'srcset'},
+    images={'src', 'srcset'},
     iframe={'src'},
     source={'src', 'srcset'},
     video={'src', 'poster'},
@@ -37,8 +37,8 @@ class Page:
         self.styles = []
         self.scripts = []
         text = re.sub(r'<!--.*?-->', '', text, flags=re.S)
-        for tag, kept in (('style', self.styles), ('script', self.scripts)):
-            kept += re.findall(rf'<{tag}\b[^>]*>(.*?)</{tag}\s*>', text, re.S | re.I)
+        for tag, remaining in (('style', self.styles), ('script', self.scripts)):
+            remaining += re.findall(rf'<{tag}\b[^>]*>(.*?)</{tag}\s*>', text, re.S | re.I)
             text = re.sub(rf'(<{tag}\b[^>]*>).*?</{tag}\s*>', r'\1', text, flags=re.S | re.I)
         for m in TAG.finditer(text):
             if '=' in m[2]:

@@ -67,7 +67,7 @@ def alike(rows, wanted):
 
 def newest(py, *words):
     "Name -> version of what pip would install, the wheel of this project apart"
-    said = quiet(
+    text = quiet(
         py,
         '-m',
         'pip',
@@ -81,7 +81,7 @@ def newest(py, *words):
         *words,
         cwd=ROOT,
     )
-    found = json.JSONDecoder().raw_decode(said[said.index('{') :])[0]['install']
+    found = json.JSONDecoder().raw_decode(text[text.index('{') :])[0]['install']
     return {
         i['metadata']['name'].lower().replace('_', '-'): i['metadata']['version'] for i in found if not i['is_direct']
     }
@@ -164,10 +164,10 @@ def checks(folder):
         call('vlrep', 'pretrain', *[w for s in TINY for w in ('--set', s)], '--out', out)
 
     def writes():
-        said = call('vlrep', 'caption', out, 'scene.png')
-        if not said:
+        text = call('vlrep', 'caption', out, 'scene.png')
+        if not text:
             raise Failed('vlrep caption printed nothing')
-        print('  ' + said.splitlines()[-1], flush=True)
+        print('  ' + text.splitlines()[-1], flush=True)
 
     yield 'wheel installs with its newest requirements', installs
     yield 'every module imports', imports

@@ -1,6 +1,7 @@
 """Do the checks on learning hold with other seeds, precisions, threads and instruction sets? For `make robust`
 
-A notebook's cells that begin with `#| learns` train something and say with `learned` how far it came. Here they run
+A notebook's cells that begin with `#| learns` train something and say with `check_learning` how far it came. Here they
+run
 again, each time with other values of `seed` and `precision`; so do the functions of `tests/support/learning.py`.
 Where nothing is trained in a precision that can be chosen (chapters of the course in plain PyTorch), fp32 stands alone.
 A margin of 1 is what `make test` asks for, MARGIN is asked here.
@@ -43,8 +44,8 @@ def precisions(path):
     if path.suffix != '.ipynb':
         return 'fp32', 'bf16'
     src = '\n'.join(cells(path))
-    asked = re.search(r'^precision = ', src, re.M) and re.search(r'\bprecision=precision\b', src)
-    return ('fp32', 'bf16') if asked else ('fp32',)
+    wanted = re.search(r'^precision = ', src, re.M) and re.search(r'\bprecision=precision\b', src)
+    return ('fp32', 'bf16') if wanted else ('fp32',)
 
 
 def cells(path):
@@ -243,14 +244,14 @@ def write_table(rows):
 
 
 def main():
-    there = sources()
+    present = sources()
     whole = not any(os.environ.get(name) for name in ('ONLY', 'ISA', 'SEEDS', 'THREADS'))
-    only = os.environ.get('ONLY', '').split() or list(there)
+    only = os.environ.get('ONLY', '').split() or list(present)
     isas = os.environ.get('ISA', '').split() or ISAS
     seeds = int(os.environ.get('SEEDS') or 20)
     for n in only:
-        if n not in there:
-            sys.exit(f'ONLY: nothing is learned in {n}; there are: {" ".join(there)}')
+        if n not in present:
+            sys.exit(f'ONLY: nothing is learned in {n}; there are: {" ".join(present)}')
     threads = os.environ.get('THREADS', '1 2').split()
     for i in isas:
         if i not in ISAS:
@@ -263,7 +264,7 @@ def main():
     with open(path, 'a', encoding='utf-8') as f:
         for isa in isas:
             for name in only:
-                ways = [w for w in matrix(isa, seeds, precisions(there[name])) if str(w[1]) in threads]
+                ways = [w for w in matrix(isa, seeds, precisions(present[name])) if str(w[1]) in threads]
                 wanted += [(name, isa, *w) for w in ways]
                 todo = [w for w in ways if (name, isa, *w) not in old]
                 if not todo:

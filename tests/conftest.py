@@ -54,9 +54,9 @@ def own_cache(tmp_path, monkeypatch):
 @pytest.fixture(scope='module')
 def source():
     "Scenes to train on and to validate on, as any method reads them"
-    from tools import told
+    from tools import narrated
 
-    return told('train', 96), told('valid', 32)
+    return narrated('train', 96), narrated('valid', 32)
 
 
 # ---------------------------------------------------------------- what a test costs

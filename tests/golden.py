@@ -24,12 +24,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 METHODS = (
-    'virtex captioning masked_lm token_cls multilabel tags contrast loctex mct icmlm tag_prediction rotnet '
+    'virtex captioning masked_lm token_cls multilabel supervised clip loctex mct icmlm tag_prediction rotnet '
     'visualbert vilbert'
 ).split()
 PHOTOS = ['--data', 'flickr8k', '--root', str(ROOT / 'data' / 'flickr8k-world')]
 # so that what is drawn in each step counts
-DROPOUT = {'virtex', 'masked_lm', 'contrast', 'loctex', 'mct', 'icmlm', 'visualbert', 'vilbert'}
+DROPOUT = {'virtex', 'masked_lm', 'clip', 'loctex', 'mct', 'icmlm', 'visualbert', 'vilbert'}
 RUNS = {m: ['--method', m] + (['--set', 'dropout=.1'] if m in DROPOUT else []) for m in METHODS}
 RUNS |= {'photos': ['--method', 'virtex', *PHOTOS]}
 TIMES = ('seconds', 'images_s', 'images_per_second', 'memory_mb')

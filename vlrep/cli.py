@@ -49,15 +49,15 @@ _CONFIG = DisallowNone, FlagCreatePairsOff, OmitArgPrefixes
 def _option(word, help=None, kind=str, names=()):
     "The type of an option that may be left out: one text, or one `kind`, called `word` in the help; one of `names`"
 
-    def read(words):
-        if not words[0].strip():
-            raise ValueError(f'{words[0]!r}: a {"path" if word in ("DIR", "FILE", "PATH") else "value"} is missing')
-        if names and words[0] not in names:
-            raise did_you_mean(word.lower(), words[0], names)
+    def read(argv):
+        if not argv[0].strip():
+            raise ValueError(f'{argv[0]!r}: a {"path" if word in ("DIR", "FILE", "PATH") else "value"} is missing')
+        if names and argv[0] not in names:
+            raise did_you_mean(word.lower(), argv[0], names)
         try:
-            return kind(words[0])
+            return kind(argv[0])
         except ValueError:
-            raise ValueError(f'{words[0]!r} is not {"a whole number" if kind is int else "a number"}')
+            raise ValueError(f'{argv[0]!r} is not {"a whole number" if kind is int else "a number"}')
 
     help = ' '.join(filter(None, (names and f'One of: {", ".join(names)}', help))) or None
     spec = PrimitiveConstructorSpec(1, word, read, lambda v: v is None or isinstance(v, kind), lambda v: [str(v)])
@@ -79,11 +79,11 @@ def _repeated(word, help):
     return UseAppendAction[Annotated[tuple[str, ...], arg(metavar=word, help=help, help_behavior_hint='')]]
 
 
-def _made(name, rows, about=None):
+def _made(name, rows, help_text=None):
     "A dataclass of `rows`, declared as built-in: else tyro would look for comments in the source of a module"
     namespace = dict(__module__='builtins')
-    if about:
-        namespace['__doc__'] = about
+    if help_text:
+        namespace['__doc__'] = help_text
     return make_dataclass(name, rows, namespace=namespace, frozen=True)
 
 
@@ -134,7 +134,7 @@ class _Job:
     workers: _N = None  # Processes that load images in advance (default: 0)
     save_every: _N = None  # Also save every N steps between evaluations (default: 0, never)
     timeout: _N = None  # With torchrun: seconds that a process waits for the others (default: 600)
-    max_damaged: _MAX_DAMAGED = None
+    max_corrupt: _MAX_DAMAGED = None
 
 
 @dataclass(frozen=True)
@@ -197,7 +197,7 @@ class _Resume:
     plugin: _PLUGIN = ()
 
 
-def _field_options(part, about, taken=(), only=None, flags=False):
+def _field_options(part, help_text, taken=(), only=None, flags=False):
     "The fields of a recipe, or of a dataset's sizes, as options that may be left out"
     rows = []
     for name, kind, value, help in field_rows(part):
@@ -209,12 +209,12 @@ def _field_options(part, about, taken=(), only=None, flags=False):
         else:
             option = _option(kind.__name__.upper(), f'{help} (default: {value})', kind if kind in (int, float) else str)
             rows.append((name, option, None))
-    return _made(type(part).__name__, rows, about)
+    return _made(type(part).__name__, rows, help_text)
 
 
-def _changes(parts, pairs=()):
+def _changes(dataclasses, pairs=()):
     "Texts `field=value` of the fields that were given, by --set or as options"
-    options = {k: v for part in parts for k, v in vars(part).items() if v is not None and v is not False}
+    options = {k: v for part in dataclasses for k, v in vars(part).items() if v is not None and v is not False}
     for pair in pairs:
         name = pair.partition('=')[0].strip()
         if name in options:
@@ -228,26 +228,26 @@ Exit codes: 0 done; 1 a system error (full disk, no permission); 2 a wrong argum
 checkpoint by Ctrl-C 130, SIGTERM 143, SIGUSR1 138. A second signal ends the process at once."""
 
 
-def _training_options(command, argv, groups, about, *, recipe, sizes):
+def _training_options(command, argv, groups, help_text, *, recipe, sizes):
     "The arguments of a command that pretrains; `changes` are those of the recipe and of the data"
     taken = {'help', *(f.name for group in groups.values() for f in fields(group))}
-    parts = dict(
+    sections = dict(
         recipe=_field_options(recipe, 'Of the recipe', taken),
         data=_field_options(sizes, type(sizes).__doc__, taken),
     )
-    got = vars(_parse(command, _made(f'_{command.title()}', [*groups.items(), *parts.items()], about), argv))
-    changes = _changes([got[part] for part in parts], got['main'].set)
+    got = vars(_parse(command, _made(f'_{command.title()}', [*groups.items(), *sections.items()], help_text), argv))
+    changes = _changes([got[part] for part in sections], got['main'].set)
     return {**_given(*(got[g] for g in groups)), 'changes': changes}
 
 
 def _pretrain_options(argv):
     "The arguments of `vlrep pretrain`"
     rows = [(k, _NAME, None) for k in ('method', 'data', 'recipe')]
-    words = _first('pretrain', _made('_First', rows), argv)
-    method = words.method if words.method in METHODS else 'virtex'  # what is no method, tyro refuses below
-    data = words.data if words.data in DATASETS else 'world'
+    arguments = _first('pretrain', _made('_First', rows), argv)
+    method = arguments.method if arguments.method in METHODS else 'virtex'  # what is no method, tyro refuses below
+    data = arguments.data if arguments.data in DATASETS else 'world'
     recipes = METHODS[method].recipes
-    name = recipe_name(method, words.recipe if words.recipe in recipes else None, data)
+    name = recipe_name(method, arguments.recipe if arguments.recipe in recipes else None, data)
     groups = dict(names=_pretrain_names(recipes), main=_Pretrain, job=_PretrainJob, backbone=_Backbone, trial=_Trial)
     parts = dict(recipe=get_recipe(method, name), sizes=DATASETS[data].options)
     return _training_options('pretrain', argv, groups, _ABOUT, **parts)
@@ -352,14 +352,14 @@ def _evaluate_config():
         ('on', _one_of(EVALUATIONS)),
         ('root', _option('DIR', 'Where the photos are: VOCdevkit/VOC2007, or a folder with train/ and val/'), None),
         ('which', _WHICH, 'best'),
-        ('max_damaged', _MAX_DAMAGED, None),
+        ('max_corrupt', _MAX_DAMAGED, None),
     ]
     for k, o in {k: o for e in EVALUATIONS.values() for k, o in e.options.items()}.items():
-        there = o.allowed or o.registry or ()
+        choices = o.allowed or o.registry or ()
         kind = str if o.default is None else type(o.default)
         help = (
             o.help
-            + (f'; one of: {", ".join(there)}' if there else '')
+            + (f'; one of: {", ".join(choices)}' if choices else '')
             + (f' (default: {o.default})' if o.default else '')
         )
         rows.append((k, _option('N' if kind is int else 'VALUE', help, kind), None))
@@ -369,8 +369,8 @@ def _evaluate_config():
 def _evaluate(argv):
     "Evaluate a trained model"
     a = _given(_parse('evaluate', _evaluate_config(), argv))
-    EVALUATIONS[a['on']].check(**{k: v for k, v in a.items() if k not in ('run', 'on', 'which', 'max_damaged')})
-    check_damage(a['max_damaged'])
+    EVALUATIONS[a['on']].check(**{k: v for k, v in a.items() if k not in ('run', 'on', 'which', 'max_corrupt')})
+    check_damage(a['max_corrupt'])
     check_run(a['run'])
     from vlrep.experiments.commands import evaluate
 
@@ -511,19 +511,19 @@ def _of_data(name, argv, own):
     "The arguments of a command that reads any dataset: its own options, and `options`, the sizes of generated data"
     builder = DATASETS.get(_first(name, _made('_First', [('data', _NAME, None)]), argv).data)
     groups = dict(names=_made('_Names', [('data', _one_of(DATASETS))], 'The dataset'), main=own)
-    if builder and (not builder.read or any(k != 'max_damaged' for k in builder.reads)):
+    if builder and (not builder.read or any(k != 'max_corrupt' for k in builder.reads)):
         taken = {'help', 'data', *(f.name for f in fields(own))}
         only = builder.reads if builder.read else None
         groups['sizes'] = _field_options(builder.options, f'Of {builder.name}', taken, only)
     got = vars(_parse(name, _made(f'_{name.title()}', [*groups.items()], own.__doc__), argv))
-    told = {k: v for k, v in _given(got['names'], got['main']).items() if v is not None}
-    builder.check_root(told.get('root'))
-    check_damage(told.get('max_damaged'))
+    options = {k: v for k, v in _given(got['names'], got['main']).items() if v is not None}
+    builder.check_root(options.get('root'))
+    check_damage(options.get('max_corrupt'))
     if 'sizes' in got:
         changes = _changes([got['sizes']])
-        told['options'] = check_fields(override(builder.options, changes))
-        builder.check_options(told['options'], {c.partition('=')[0] for c in changes})
-    return told
+        options['options'] = check_fields(override(builder.options, changes))
+        builder.check_options(options['options'], {c.partition('=')[0] for c in changes})
+    return options
 
 
 @dataclass(frozen=True)
@@ -536,16 +536,16 @@ class _Shards:
     seed: _N = None  # Write the images in an order drawn from this (default: in their own)
     size: _N = None  # Side in pixels of images that are drawn (default: 64)
     split: _one_of(SPLITS, 'The split of the data to keep (default: auto)') = None
-    max_damaged: _MAX_DAMAGED = None
+    max_corrupt: _MAX_DAMAGED = None
     plugin: _PLUGIN = ()
 
 
 def _shards(argv):
     "Write a dataset as tar files of images, captions, tags and narratives"
-    told = _of_data('shards', argv, _Shards)
+    options = _of_data('shards', argv, _Shards)
     from vlrep.datasets.webdataset.reader import make_shards
 
-    make_shards(**told)
+    make_shards(**options)
 
 # %% ../nbs/90_cli.ipynb #f17e0002
 _ABOUT_FINETUNE = """Fine-tune a finished run on a task: a new run folder with a table, and files of predictions
@@ -578,22 +578,22 @@ def _finetune_names():
     return _made('_Names', [('task', _one_of(TASKS), None), ('data', data, None)], 'The task')
 
 # %% ../nbs/90_cli.ipynb #f17e0003
-def _tuning_options(command, argv, own, about, source):
+def _tuning_options(command, argv, own, help_text, source):
     "The arguments of a command that fine-tunes, with the changes of its plan and of its data"
     taken = {'help', *(f.name for group in own.values() for f in fields(group))}
     groups = dict(plan=_field_options(PLANS[source.plan], 'How it is trained', taken, flags=True))
     if source.options:
         groups['sizes'] = _field_options(source.options, 'Of the data', taken)
-    got = vars(_parse(command, _made(f'_{command.title()}', [*own.items(), *groups.items()], about), argv))
+    got = vars(_parse(command, _made(f'_{command.title()}', [*own.items(), *groups.items()], help_text), argv))
     return {**_given(*(got[g] for g in own)), 'changes': _changes([got[g] for g in groups])}
 
 
 def _finetune_options(argv):
     "The arguments of `vlrep finetune`"
     rows = [('task', _NAME, None), ('data', _NAME, None), ('root', _DIR, None)]
-    words = _first('finetune', _made('_First', rows), argv)
-    task = TASKS[words.task if words.task in TASKS else next(iter(TASKS))]
-    source = task.source(words.data or task.default_data(words.root))
+    arguments = _first('finetune', _made('_First', rows), argv)
+    task = TASKS[arguments.task if arguments.task in TASKS else next(iter(TASKS))]
+    source = task.source(arguments.data or task.default_data(arguments.root))
     own = dict(names=_finetune_names(), main=_Finetune, job=_Job)
     return _tuning_options('finetune', argv, own, _ABOUT_FINETUNE, source)
 
@@ -655,32 +655,32 @@ class _Paraphrase:
     root: _DIR = None  # Folder of its files
     out: _FILE = None  # One line for each caption; an existing file is continued (default: paraphrases.jsonl)
     via: _option('LANGUAGES') = None  # Languages to go through, separated by commas (default: fr,de)
-    there: _option('MODEL', 'From English into the language, ' + _MODEL.format('en-{via}')) = None
+    forward_model: _option('MODEL', 'From English into the language, ' + _MODEL.format('en-{via}')) = None
     back: _option('MODEL', 'From the language into English, ' + _MODEL.format('{via}-en')) = None
     batch: _N = None  # Sentences at a time (default: 32)
     beams: _N = None  # Width of the beam (default: 4)
     limit: _N = None  # Write at most N captions (default: all)
     device: _NAME = None  # cpu, cuda, cuda:1 (default: the GPU if there is one)
-    max_damaged: _MAX_DAMAGED = None
+    max_corrupt: _MAX_DAMAGED = None
     plugin: _PLUGIN = ()
 
 
 def _paraphrase(argv):
     "Paraphrase the captions of a dataset by translating them into other languages and back"
-    told = _of_data('paraphrase', argv, _Paraphrase)
+    options = _of_data('paraphrase', argv, _Paraphrase)
     for k in ('batch', 'beams', 'limit'):
-        if told.get(k, 1) < 1:
-            raise ValueError(f'--{k} {told[k]}: at least 1')
-    if 'via' in told:
-        told['via'] = [v.strip() for v in told['via'].split(',') if v.strip()]
-    if told.get('via') == []:
+        if options.get(k, 1) < 1:
+            raise ValueError(f'--{k.replace("_", "-")} {options[k]}: at least 1')
+    if 'via' in options:
+        options['via'] = [v.strip() for v in options['via'].split(',') if v.strip()]
+    if options.get('via') == []:
         raise ValueError('--via: no language given')
-    if Path(told.get('out', '.jsonl')).is_dir():
-        raise ValueError(f'--out {told["out"]}: is a folder, expected a file')
+    if Path(options.get('out', '.jsonl')).is_dir():
+        raise ValueError(f'--out {options["out"]}: is a folder, expected a file')
     from vlrep.experiments.commands import make_paraphrases
 
     try:
-        make_paraphrases(**told)
+        make_paraphrases(**options)
     except KeyboardInterrupt:
         raise _Exit(130, 'stopped; the same command continues where it stopped') from None
 
@@ -713,7 +713,7 @@ class _Regions:
         'Weights of the detector or the backbone; of a detector also their name in torchvision '
         '(default: DEFAULT, downloaded; a backbone needs a file)',
     ) = None
-    most: _option('N', 'Regions of a photo, the most confident first (default: 100 of a detector)', int) = None
+    max_regions: _option('N', 'Regions of a photo, the most confident first (default: 100 of a detector)', int) = None
     size: _option(
         'N', 'Side in pixels that photos are stretched to for cells (default: 224, or that of the run)', int
     ) = None
@@ -723,7 +723,7 @@ class _Regions:
         'Classes of the detector, or of --by files: how many, the background included, or a '
         'file of their names, one a line or JSON; what does not fit the weights is refused',
     ) = None
-    max_damaged: _option(
+    max_corrupt: _option(
         'N',
         'Stop when more photos than this cannot be read: a number (20) or a share (5%) (default: '
         '10, a quarter of a smaller folder, 1 % of a larger; none with --by files)',
@@ -743,10 +743,10 @@ def _regions(argv):
         one_of('--by', by, _WAYS)
     if by == 'grid' and 'weights' not in a:
         raise ValueError('--weights is missing: with --by grid a file with the weights of the backbone')
-    for k in ('most', 'size'):
+    for k in ('max_regions', 'size'):
         if a.get(k, 1) < 1:
-            raise ValueError(f'--{k} {a[k]}: at least 1')
-    check_damage(a.get('max_damaged'))
+            raise ValueError(f'--{k.replace("_", "-")} {a[k]}: at least 1')
+    check_damage(a.get('max_corrupt'))
     from vlrep.experiments.region_files import make_regions
 
     try:
@@ -778,16 +778,16 @@ def _one_line(text):
 
 def _unexpected(error, name):
     "The line for an unexpected error; its traceback is written to a file"
-    said = f'{type(error).__name__}: {error}' if str(error) else type(error).__name__
-    about = ''.join(traceback.format_exception(error))
+    message = f'{type(error).__name__}: {error}' if str(error) else type(error).__name__
+    help_text = ''.join(traceback.format_exception(error))
     try:
         with tempfile.NamedTemporaryFile(
             'w', prefix=f'vlrep-{name}-', suffix='.txt', delete=False, encoding='utf-8', errors='backslashreplace'
         ) as file:
-            file.write(about)
+            file.write(help_text)
     except OSError:  # no room for it
-        return f'{said}; --debug shows where'
-    return f'{said}; the traceback is in {file.name} (--debug prints it): please report this bug'
+        return f'{message}; --debug shows where'
+    return f'{message}; the traceback is in {file.name} (--debug prints it): please report this bug'
 
 
 _TRAINING = 'pretrain', 'resume', 'finetune'  # Commands that train
@@ -892,16 +892,16 @@ def _end_of_output(name, error):
         sys.exit(141 if error.errno == errno.EPIPE else 1)
 
 # %% ../nbs/90_cli.ipynb #80bfeb44
-def _carry_out(words):
+def _carry_out(arguments):
     "Carry out the command that `words` name; tyro prints help, and what is wrong with them"
-    for file in _first('', _Plugins, words).plugin:
+    for file in _first('', _Plugins, arguments).plugin:
         load_plugin(file)  # it may add methods and datasets, whose names are options
-    name, *argv = words or ['--help']
+    name, *argv = arguments or ['--help']
     if name in COMMANDS:
         COMMANDS[name](argv)
         return
     pages = {k: _made(k, [], command.__doc__) for k, command in COMMANDS.items()}
-    subcommand_cli_from_dict(pages, prog='vlrep', description=_ABOUT_VLREP, args=words or ['--help'])
+    subcommand_cli_from_dict(pages, prog='vlrep', description=_ABOUT_VLREP, args=arguments or ['--help'])
 
 
 _ABOUT_VLREP = """Learn visual representations from captions
@@ -909,16 +909,16 @@ _ABOUT_VLREP = """Learn visual representations from captions
 vlrep NAME --help explains the options of a command; --debug, behind any command, shows the traceback of an error."""
 
 
-def _command(name, words, debug):
+def _command(name, argv, debug):
     "Carry a command out; an error is one line, and a code to exit with"
     several = name in _TRAINING and os.environ.get('WORLD_SIZE', '1') != '1'
     try:
-        _carry_out(words)
+        _carry_out(argv)
         return 0
     except SystemExit as e:
         if e.code != 2 or not several:
             raise
-        code, text = 2, f'wrong arguments: {" ".join(words)}'
+        code, text = 2, f'wrong arguments: {" ".join(argv)}'
     except (Exception, KeyboardInterrupt) as e:
         if e is getattr(sys.stdout, 'error', None):
             return 0  # see `_end_of_output`
@@ -938,12 +938,12 @@ def main(
     argv: list = None,  # Command and options; by default those of the process
 ) -> None:
     "Parse the arguments, call the function, turn errors into one line and an exit code"
-    words = sys.argv[1:] if argv is None else argv
-    debug = '--debug' in words or bool(os.environ.get('VLREP_DEBUG'))
-    words = [w for w in words if w != '--debug']
-    name = words[0] if words else ''
+    arguments = sys.argv[1:] if argv is None else argv
+    debug = '--debug' in arguments or bool(os.environ.get('VLREP_DEBUG'))
+    arguments = [w for w in arguments if w != '--debug']
+    name = arguments[0] if arguments else ''
     with _outputs(name) as out:
-        code = _command(name, words, debug)
+        code = _command(name, arguments, debug)
         out._ends = False
         out.flush()
         if code:

@@ -110,8 +110,8 @@ def test_a_tracker_sees_every_step(on_photos):
     seen = EventAccumulator(str(on_photos[1] / 'tensorboard'))
     seen.Reload()
     assert [e.step for e in seen.Scalars('train_loss')] == list(range(1, 21))
-    held = [r['valid_loss'] for r in load(on_photos[1]).log() if r['valid_loss'] is not None]
-    assert [e.value for e in seen.Scalars('valid_loss')] == pytest.approx(held)
+    held_out = [r['valid_loss'] for r in load(on_photos[1]).log() if r['valid_loss'] is not None]
+    assert [e.value for e in seen.Scalars('valid_loss')] == pytest.approx(held_out)
 
 
 def test_the_report_of_a_run_is_one_page(on_world, on_photos):
@@ -193,7 +193,7 @@ WRONG = {
     'pretrain --baselines maybe': 'baselines is true or false',
     'pretrain --localise .1': 'Unrecognized options: --localise',
     'pretrain --set localise=.1': "unknown field 'localise'",
-    'pretrain --method tags --vocab 99': 'Unrecognized options: --vocab',
+    'pretrain --method supervised --vocab 99': 'Unrecognized options: --vocab',
     'pretrain --shuffles 2': 'Unrecognized options: --shuffles',
     'evaluate x --on world --thread 2': 'Unrecognized options: --thread',
     'evaluate --on world': 'RUN',
@@ -203,7 +203,7 @@ WRONG = {
     'pretrain --precision fp61': "precision 'fp61': did you mean 'fp16'",
     'pretrain --data flickr8k': '--root',
     'pretrain --data flickr8k --root nowhere': 'nowhere',
-    'pretrain --method tags --data flickr8k': 'tags',
+    'pretrain --method supervised --data flickr8k': 'tags',
     'pretrain --method multilabel --data flickr8k': 'labels',
     'pretrain --set task=forward': '--method',
     'pretrain --set lr=-1': 'lr=-1.0: must be from 0',
@@ -267,13 +267,13 @@ def test_damaged_photos_are_replaced_left_out_and_counted(tmp_path, capsys):
     lines = (photos / 'captions.txt').read_text().splitlines(True)
     (photos / 'captions.txt').write_text(''.join(l for l in lines if not l.startswith(mute.name)))
     torn[0].write_bytes(torn[0].read_bytes()[:500])
-    said = []
-    out = pretrain(run_spec(changes=TINY, data='flickr8k', root=photos), out=tmp_path / 'run', log=said.append)
+    text = []
+    out = pretrain(run_spec(changes=TINY, data='flickr8k', root=photos), out=tmp_path / 'run', log=text.append)
     num = load(out).results()[-1]['numbers']
-    assert any('1 of' in s and 'no caption' in s and mute.name in s for s in said) and any(
-        torn[0].name in s for s in said
+    assert any('1 of' in s and 'no caption' in s and mute.name in s for s in text) and any(
+        torn[0].name in s for s in text
     )
-    assert list(num['damaged']) == [torn[0].name] or any(s.startswith('left out') for s in said)
+    assert list(num['damaged']) == [torn[0].name] or any(s.startswith('left out') for s in text)
     assert math.isfinite(num['right']) and num['duplicates'] is not None
     for p in sorted((photos / 'Images').iterdir())[::2]:
         p.write_bytes(b'')
@@ -314,18 +314,18 @@ def test_photos_in_other_layouts_are_trained_on_and_judged(data, tmp_path, capsy
     )
     num = load(out).results()[-1]['numbers']
     assert num['images'] == dict(csv=14, flickr30k=25, coco=20)[data] and 'right' in num
-    asked = []
+    wanted = []
     monkeypatch.setattr(
         'vlrep.evaluation.ask.caption_scores',
-        lambda write, dataset, **kw: asked.extend(dataset.ids) or caption_scores(write, dataset, **kw),
+        lambda write, dataset, **kw: wanted.extend(dataset.ids) or caption_scores(write, dataset, **kw),
     )
     capsys.readouterr()
     main(['evaluate', str(out), '--on', 'captions', '--how', 'beam'])
-    said = capsys.readouterr().out
-    assert 'CIDEr-D' in said and 'a person' in said
+    text = capsys.readouterr().out
+    assert 'CIDEr-D' in text and 'a person' in text
     # what this run kept for its test, not what another would
     if data == 'csv':
-        assert asked == list(split_source(read_csv(root, size=64), (0.5, 0.3, 0.2), seed=0)[2].ids)
+        assert wanted == list(split_source(read_csv(root, size=64), (0.5, 0.3, 0.2), seed=0)[2].ids)
 
 
 def test_a_run_without_text_cannot_caption(capsys, tmp_path):
@@ -364,8 +364,8 @@ def test_loctex_answers_where_things_are_and_cannot_caption(tmp_path, capsys):
     assert {(r['question'], r['backbone']) for r in num['where']} == {
         (q + s, w) for q in ('pointing', 'overlap') for s in ('', ', shifted') for w in ('loctex', 'centre')
     } and len(num['table']) == 7
-    told = json.loads((out / 'samples.json').read_text())['traces']
-    assert told and all(s['strokes'] and s['words'] for s in told)
+    options = json.loads((out / 'samples.json').read_text())['traces']
+    assert options and all(s['strokes'] and s['words'] for s in options)
     assert 'Where is it?' in page and 'Where the mouse was' in page and '<script' not in page
     good = tmp_path / 'good.png'
     Image.new('RGB', (30, 30)).save(good)
@@ -395,20 +395,20 @@ def test_photos_with_and_without_narratives_are_trained_on(tmp_path, capsys):
     for l in lines[::10]:
         l['traces'] = []
     table.write_text(''.join(json.dumps(l) + '\n' for l in lines))
-    said = []
+    text = []
     out = pretrain(
         run_spec('loctex', small, data='narratives', root=root, accumulate=2, threads=1),
         out=tmp_path / 'run',
-        log=said.append,
+        log=text.append,
     )
     num = load(out).results()[-1]['numbers']
     bare = sum(not l['traces'] for l in lines)
-    bare = next(s for s in said if 'have no trace' in s), bare
+    bare = next(s for s in text if 'have no trace' in s), bare
     assert 1 <= int(bare[0].split()[0]) <= bare[1] and 'of 45 narratives' in bare[0]
     assert (
-        any('all_narratives: no image has more than one' in s for s in said)
-        and any('7 negatives instead of 15' in s for s in said)
-        and any('the loss is nats a pair' in s for s in said)
+        any('all_narratives: no image has more than one' in s for s in text)
+        and any('7 negatives instead of 15' in s for s in text)
+        and any('the loss is nats a pair' in s for s in text)
     )
     assert (
         num['images'] == 45
@@ -416,10 +416,10 @@ def test_photos_with_and_without_narratives_are_trained_on(tmp_path, capsys):
         and json.loads((out / 'samples.json').read_text())['traces']
     )
     table.write_text(table.read_text().replace('"caption"', '"captoin"', 1))
-    strict = 'pretrain', '--method', 'loctex', '--data', 'narratives', '--root', root, '--max-damaged', 0
-    said = refused(capsys, *strict, '--out', tmp_path / 'no', *sets(small))
-    assert str(table) in said and 'line 1: ' in said
-    words = [
+    strict = 'pretrain', '--method', 'loctex', '--data', 'narratives', '--root', root, '--max-corrupt', 0
+    text = refused(capsys, *strict, '--out', tmp_path / 'no', *sets(small))
+    assert str(table) in text and 'line 1: ' in text
+    argv = [
         'pretrain',
         '--method',
         'loctex',
@@ -431,8 +431,8 @@ def test_photos_with_and_without_narratives_are_trained_on(tmp_path, capsys):
         tmp_path / 'photos',
         *sets(small),
     ]
-    assert 'has no narratives, so nothing is left to learn' in refused(capsys, *words, '--set', 'contrast=0')
-    main([*map(str, words), '--threads', '1'])
+    assert 'has no narratives, so nothing is left to learn' in refused(capsys, *argv, '--set', 'contrast=0')
+    main([*map(str, argv), '--threads', '1'])
     assert 'captions are read in their place' in capsys.readouterr().out
 
 
@@ -444,7 +444,7 @@ def test_the_list_of_fields_shows_values_that_were_changed(capsys):
     )
 
 
-@pytest.mark.parametrize('method,data', [('virtex', 'csv'), ('loctex', 'world'), ('tags', 'world')])
+@pytest.mark.parametrize('method,data', [('virtex', 'csv'), ('loctex', 'world'), ('supervised', 'world')])
 def test_help_lists_every_field(method, data, capsys):
     "With its meaning, its bounds and its value in the recipe that is meant"
 
@@ -456,22 +456,22 @@ def test_help_lists_every_field(method, data, capsys):
     page = capsys.readouterr().out
     assert not e.value.code and ('--temperature' in page) == (method == 'loctex')
     for part in plan(method, None, (), data):
-        for name, _, value, about in field_rows(part):
+        for name, _, value, help_text in field_rows(part):
             entry = page.split(f' --{name} '.replace('_', '-'), 1)[1].split('\n')[:6]
-            assert plain(f'{about} (default: {value})') in plain(''.join(entry)), (name, entry)
+            assert plain(f'{help_text} (default: {value})') in plain(''.join(entry)), (name, entry)
 
 
 def test_fields_are_options(capsys):
     "In either spelling, the last word wins; the list shows what is meant"
-    for words in (
+    for argv in (
         ['--lr', '.7', '--probe-held=41'],
         ['--set', 'lr=.7', '--probe_held', 41],
         ['--set', 'lr=3', '--set=lr=.7', '--set', 'probe_held=41'],
         ['--lr', 3, '--probe-held', 50, '--lr', 0.7, '--probe-held', 41],
     ):
-        main(['pretrain', '--fields', *map(str, words)])
+        main(['pretrain', '--fields', *map(str, argv)])
         lines = capsys.readouterr().out.splitlines()
-        assert any(l.startswith('lr=0.7 ') for l in lines) and any(l.startswith('probe_held=41 ') for l in lines), words
+        assert any(l.startswith('lr=0.7 ') for l in lines) and any(l.startswith('probe_held=41 ') for l in lines), argv
     assert 'leave one of them out' in refused(capsys, 'pretrain', '--lr', 3, '--set', 'lr=.7')
 
 
@@ -487,9 +487,9 @@ def test_stored_changes_still_run():
     lines = {l for l in stored() if l[3]}
     assert len(lines) >= 5 and any('baselines=False' in l[3] for l in lines)
     for method, data, recipe, changes in lines:
-        words = ['--method', method, '--data', data, '--recipe', recipe]
+        argv = ['--method', method, '--data', data, '--recipe', recipe]
         for more in (sets(changes), [f'--{c}' for c in changes]):
-            got = _pretrain_options([*words, *more])
+            got = _pretrain_options([*argv, *more])
             assert len(got['changes']) == len(changes)
             assert (
                 plan(got['method'], got['recipe'], got['changes'], got['data'])
@@ -500,18 +500,18 @@ def test_stored_changes_still_run():
 
 def test_dry_run_overfit_and_comparison_are_first_steps(tmp_path, capsys, on_world, on_photos, monkeypatch):
     "The plan, one batch overfitted, and several runs on one page"
-    words = ['pretrain', '--method', 'tags', '--tiny', '--threads', 1]
-    main([*map(str, words), '--dry-run'])
-    said = capsys.readouterr().out
-    assert all(w in said for w in ('parameters', 'steps', 'MB')) and not (tmp_path / 'runs').exists()
-    main([*map(str, words), '--overfit'])
-    said = capsys.readouterr().out
-    low, high = map(int, re.search(r'; usual: (\d+) to (\d+)$', said.strip()).groups())
-    assert low - 4 <= int(re.search(r'in (\d+) steps', said)[1]) <= high + 4
-    assert '--dry-run' in refused(capsys, *words, '--dry-run', '--out', tmp_path / 'x')
+    argv = ['pretrain', '--method', 'supervised', '--tiny', '--threads', 1]
+    main([*map(str, argv), '--dry-run'])
+    text = capsys.readouterr().out
+    assert all(w in text for w in ('parameters', 'steps', 'MB')) and not (tmp_path / 'runs').exists()
+    main([*map(str, argv), '--overfit'])
+    text = capsys.readouterr().out
+    low, high = map(int, re.search(r'; usual: (\d+) to (\d+)$', text.strip()).groups())
+    assert low - 4 <= int(re.search(r'in (\d+) steps', text)[1]) <= high + 4
+    assert '--dry-run' in refused(capsys, *argv, '--dry-run', '--out', tmp_path / 'x')
     monkeypatch.setattr(pretraining, 'overfit', partial(pretraining.overfit, steps=30))  # enough to see that it fails
     with pytest.raises(SystemExit) as e:
-        main([*map(str, words), '--overfit', '--set', 'cnn_lr=1e4'])
+        main([*map(str, argv), '--overfit', '--set', 'cnn_lr=1e4'])
     assert e.value.code == 1 and 'cnn_lr is 10000.0, not 0.5' in capsys.readouterr().out
     main(['report', str(on_world[1]), str(on_photos[1]), '--out', str(tmp_path / 'side.html')])
     page = (tmp_path / 'side.html').read_text()

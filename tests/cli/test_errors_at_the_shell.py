@@ -52,8 +52,8 @@ def test_an_unforeseen_error_is_one_line_and_a_file(name, says, odd, tmp_path, c
     err = refused(capsys, name, 'RUN', code=1)
     shown = ' '.join(says.split()).replace('\x1b', '\\x1b')
     assert err.startswith(f'vlrep {name}: {shown}; the traceback is in {tmp_path}/vlrep-{name}-'), err
-    kept = Path(re.search(rf'in ({tmp_path}/\S+\.txt) ', err)[1]).read_text()
-    assert 'Traceback' in kept and 'in fail' in kept and says.split(':')[0] in kept
+    remaining = Path(re.search(rf'in ({tmp_path}/\S+\.txt) ', err)[1]).read_text()
+    assert 'Traceback' in remaining and 'in fail' in remaining and says.split(':')[0] in remaining
 
 
 @pytest.mark.parametrize('name', COMMANDS)
@@ -110,9 +110,9 @@ def place(tmp_path_factory):
     return d
 
 
-def ended(how, words, place):
+def ended(how, argv, place):
     "Exit code and errors of a command whose output is lost"
-    p = Program(LOST.get(how, how) + COMMAND, words, place)
+    p = Program(LOST.get(how, how) + COMMAND, argv, place)
     _, err = p.communicate(timeout=300)
     return p.returncode, err
 
@@ -126,7 +126,7 @@ GO_ON = dict(
     recipes=['pretrain', '--recipes'],
     study=['study', '--help'],
     report=['report', 'run'],
-    pretrain=['pretrain', '--method', 'tags', '--out', 'new', *sets(FOUR_STEPS)],
+    pretrain=['pretrain', '--method', 'supervised', '--out', 'new', *sets(FOUR_STEPS)],
     shards=['shards', *FEW, '--out', 'tars'],
 )
 MADE = dict(report='run/report.html', pretrain='new/report.html', shards='tars/train')
@@ -135,12 +135,12 @@ MADE = dict(report='run/report.html', pretrain='new/report.html', shards='tars/t
 @pytest.mark.parametrize('how', LOST)
 @pytest.mark.parametrize('name', GO_ON)
 def test_a_job_goes_on_when_nobody_reads_its_output(name, how, place, tmp_path):
-    words = [w if w not in ('new', 'tars') else str(tmp_path / w) for w in GO_ON[name]]
-    code, err = ended(how, words, place)
+    argv = [w if w not in ('new', 'tars') else str(tmp_path / w) for w in GO_ON[name]]
+    code, err = ended(how, argv, place)
     made = (place if name == 'report' else tmp_path) / MADE.get(name, '.')
     assert code == 0 and made.exists() and 'Traceback' not in err and 'Exception ignored' not in err, err
-    said = how != 'no_reader' and name not in ('names', 'help', 'pretrain_help', 'study')
-    assert err.count('\n') == said and ('standard output' in err) == said, err
+    text = how != 'no_reader' and name not in ('names', 'help', 'pretrain_help', 'study')
+    assert err.count('\n') == text and ('standard output' in err) == text, err
 
 
 @pytest.mark.parametrize(

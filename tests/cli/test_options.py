@@ -73,11 +73,11 @@ def fields_of_all():
     "Each recipe's fields: all of those of three methods, of the others those that no class before them has"
     seen = set()
     out = []
-    for m in ('virtex', 'tags', 'loctex', *METHODS):
+    for m in ('virtex', 'supervised', 'loctex', *METHODS):
         R = METHODS[m].recipe
         for f in dataclasses.fields(R):
             owner = next(c for c in R.__mro__ if f.name in vars(c).get('__annotations__', ()))
-            again = (owner, f.name) in seen and m not in ('virtex', 'tags', 'loctex')
+            again = (owner, f.name) in seen and m not in ('virtex', 'supervised', 'loctex')
             if f.name != 'task' and not again and (m, f.name) not in out:
                 out.append((m, f.name))
             seen.add((owner, f.name))
@@ -235,8 +235,8 @@ PATHS = {
 def test_an_empty_path_is_refused(words, option, capsys, tmp_path, monkeypatch):
     "Refused; an empty name would be the folder where one is"
     monkeypatch.chdir(tmp_path)
-    said = refused(capsys, *words.split(), option, '')
-    assert option in said and ('a path is missing' in said or option == '--plugin')
+    text = refused(capsys, *words.split(), option, '')
+    assert option in text and ('a path is missing' in text or option == '--plugin')
     assert not list(tmp_path.iterdir())
 
 
@@ -259,8 +259,8 @@ def test_options_of_another_evaluation_are_refused(words, capsys):
 
 @pytest.mark.parametrize('n', [1, 3, 5])
 def test_too_few_photos_are_refused_before_training(n, tmp_path, capsys):
-    said = refused(capsys, 'pretrain', '--data', 'csv', '--root', few_photos(tmp_path, n), '--out', tmp_path / 'run')
-    assert 'raise the share' in said or 'at least' in said and re.search(r'--set (train|valid|test)=', said)
+    text = refused(capsys, 'pretrain', '--data', 'csv', '--root', few_photos(tmp_path, n), '--out', tmp_path / 'run')
+    assert 'raise the share' in text or 'at least' in text and re.search(r'--set (train|valid|test)=', text)
     assert not (tmp_path / 'run').exists()
 
 
@@ -279,20 +279,20 @@ EARLY = [
     '--data csv',
     '--threads 100000',
     '--data csv --root nowhere',
-    '--max-damaged many',
+    '--max-corrupt many',
     '--at 3',
     'resume nowhere',
     'resume --inexact',
     '--backbone resnet8',
     '--weights nowhere.pth',
-    '--dry-run --max-damaged many',
+    '--dry-run --max-corrupt many',
     'caption nowhere x.jpg',
     'evaluate nowhere --on captions',
     'export nowhere --to timm',
     'report nowhere',
     'finetune nowhere --task vqa',
     'finetune x --task vqa --threads 0',
-    'finetune x --task vqa --max-damaged many',
+    'finetune x --task vqa --max-corrupt many',
 ]
 SHELL = f"""
 import sys, time, torch
@@ -322,21 +322,21 @@ def test_words_are_answered_before_anything_slow_is_imported(answers):
 
 def test_every_wrong_word_is_answered(answers):
     "Each says what is wrong, but for help and the list of fields"
-    said = answers.stderr.split('====\n')[:-1]
-    assert len(said) == len(EARLY)
-    assert [words for words, text in zip(EARLY, said) if not text] == [
-        words for words in EARLY if '--help' in words or words == '--fields'
+    texts = answers.stderr.split('====\n')[:-1]
+    assert len(texts) == len(EARLY)
+    assert [argv for argv, text in zip(EARLY, texts) if not text] == [
+        argv for argv in EARLY if '--help' in argv or argv == '--fields'
     ]
     for part in (
-        '--max-damaged: max_damaged=many',
+        '--max-corrupt: max_corrupt=many',
         'Missing from vlrep resume',
         'nowhere: no such run folder',
         "did you mean 'resnet18'",
         'nowhere.pth: no such file',
         'vlrep finetune: --threads 0: must be from 1',
-        'vlrep finetune: --max-damaged',
+        'vlrep finetune: --max-corrupt',
     ):
-        assert any(part in l for l in said), (part, said)
+        assert any(part in l for l in texts), (part, texts)
 
 
 def test_import_vlrep_does_not_import_torch():

@@ -47,22 +47,22 @@ def options():
     recipes = fields_of(*(r for m in METHODS.values() for r in m.recipes.values()))
     plans = fields_of(*PLANS.values(), *(s.options for t in TASKS.values() for s in t.sources.values() if s.options))
     with pytest.MonkeyPatch.context() as m:
-        there = {c: shown(c, m) for c in COMMANDS}
-    there['pretrain'] |= recipes | data
-    there['resume'] |= recipes | data | plans
-    there['finetune'] |= plans
+        present = {c: shown(c, m) for c in COMMANDS}
+    present['pretrain'] |= recipes | data
+    present['resume'] |= recipes | data | plans
+    present['finetune'] |= plans
     for c in ('shards', 'paraphrase'):
-        there[c] |= data
-    return {c: {n.replace('_', '-') for n in names} for c, names in there.items()}
+        present[c] |= data
+    return {c: {n.replace('_', '-') for n in names} for c, names in present.items()}
 
 
 def shown(command, patch):
     "The options in the help of a command, and of what it is divided into"
     pages = io.StringIO()
     patch.setattr(sys, 'stdout', pages)
-    for words in ([command], *([command, w] for w in ('plan', 'run', 'report') if command == 'study')):
+    for argv in ([command], *([command, w] for w in ('plan', 'run', 'report') if command == 'study')):
         with pytest.raises(SystemExit):
-            main([*words, '--help'])
+            main([*argv, '--help'])
     return set(OPTION.findall(pages.getvalue()))
 
 
@@ -82,9 +82,9 @@ def texts(path):
             yield node.lineno, node.value
 
 
-def unknown(path, there):
+def unknown(path, present):
     named = [(line, option) for line, text in texts(path) for option in OPTION.findall(text)]
-    return [f'{path.relative_to(HOME)}:{line}: {o}' for line, o in named if o.replace('_', '-') not in there]
+    return [f'{path.relative_to(HOME)}:{line}: {o}' for line, o in named if o.replace('_', '-') not in present]
 
 
 def modules():
@@ -92,12 +92,12 @@ def modules():
 
 
 def test_every_option_in_a_message_exists():
-    there = set().union(*options().values(), OTHERS)
-    assert len(there) > 150
+    present = set().union(*options().values(), OTHERS)
+    assert len(present) > 150
     files = modules()
     named = sum(len(OPTION.findall(text)) for p in files for _, text in texts(p))
     assert len(files) > 150 and named > 150
-    assert not (bad := [b for p in files for b in unknown(p, there)]), '\n'.join(bad)
+    assert not (bad := [b for p in files for b in unknown(p, present)]), '\n'.join(bad)
 
 
 def test_an_option_that_does_not_exist_is_seen(tmp_path, monkeypatch):
@@ -135,7 +135,7 @@ SAY = {
 }
 # No advice: what is taken away from a message, or looked for in it; or said of the run that is evaluated
 ASIDE = {
-    ('studies/runs.py', '--max-damaged'),
+    ('studies/runs.py', '--max-corrupt'),
     ('evaluation/held_out.py', '--split'),
     # fine-tuning mirrors nothing
     ('data/collate.py', '--mirror-words'),
@@ -157,7 +157,7 @@ def messages(path):
             yield node.lineno, node.value
 
 
-def misplaced(path, there):
+def misplaced(path, present):
     "The options that a module names and a command that shows its messages does not have"
     name = path.relative_to(HOME).as_posix()
     say = next((commands.split() for k, commands in SAY.items() if fnmatch(name, k)), [])
@@ -166,20 +166,20 @@ def misplaced(path, there):
         if line not in shown:
             continue
         named = [
-            (command, o) for command, words in NAMED.findall(text) if command in there for o in OPTION.findall(words)
+            (command, o) for command, argv in NAMED.findall(text) if command in present for o in OPTION.findall(argv)
         ]
         named += [(command, o) for o in OPTION.findall(NAMED.sub('', text)) for command in say]
         for command, option in named:
-            if option.replace('_', '-') not in there[command] | OTHERS and (name, option) not in ASIDE:
+            if option.replace('_', '-') not in present[command] | OTHERS and (name, option) not in ASIDE:
                 yield f'{name}:{line}: vlrep {command} has no {option}'
 
 
 def test_every_option_is_one_of_the_command_that_names_it():
-    there = options()
+    present = options()
     files = [p for p in modules() if p.suffix == '.py']
     named = [k for k in SAY if not any(fnmatch(p.relative_to(HOME).as_posix(), k) for p in files)]
-    assert not named and sorted(there) == sorted(COMMANDS)
-    assert not (bad := [b for p in files for b in misplaced(p, there)]), '\n'.join(bad)
+    assert not named and sorted(present) == sorted(COMMANDS)
+    assert not (bad := [b for p in files for b in misplaced(p, present)]), '\n'.join(bad)
 
 
 def test_an_option_of_another_command_is_seen(tmp_path, monkeypatch):

@@ -25,8 +25,10 @@ class Recipe:
 
 
 def small_bert(scenes, log):
-    tok = caption_tokenizer(Recipe, scenes)
-    return train_small_bert(scenes, tok, small_config(tok, 32, 1), SmallBertPlan(steps=2, bs=8), log=log).state_dict()
+    tokenizer = caption_tokenizer(Recipe, scenes)
+    return train_small_bert(
+        scenes, tokenizer, small_config(tokenizer, 32, 1), SmallBertPlan(steps=2, bs=8), log=log
+    ).state_dict()
 
 
 def classifier(scenes, log):
@@ -47,8 +49,8 @@ class Writer:
 
 
 def captions(scenes, log):
-    said = fusion_collate._caption_all('run', scenes, log)
-    return dict(said=torch.tensor([len(t) for t in said]), first=torch.tensor(list(said[0].encode())))
+    text = fusion_collate._caption_all('run', scenes, log)
+    return dict(said=torch.tensor([len(t) for t in text]), first=torch.tensor(list(text[0].encode())))
 
 
 CACHES = dict(bert=small_bert, classifier=classifier, regions=regions, captions=captions)
@@ -86,9 +88,9 @@ def test_a_changed_byte_in_a_cache_is_made_anew(name, monkeypatch, own_cache):
                 path.unlink()
             else:
                 flipped(path, at)
-            said = []
-            assert same_tensors(CACHES[name](scenes, said.append), first), (path.name, at)
-            assert any(path.name in s and 'made anew' in s for s in said), (path.name, at, said)
+            text = []
+            assert same_tensors(CACHES[name](scenes, text.append), first), (path.name, at)
+            assert any(path.name in s and 'made anew' in s for s in text), (path.name, at, text)
             tried += 1
         again = []
         CACHES[name](scenes, again.append)
@@ -122,7 +124,7 @@ def test_a_changed_byte_in_a_store_is_refused(tmp_path):
     "In each file, in 40 places of each: refused with its name, or without any effect (the end of a header)"
     store(tmp_path / 'store')
     first = read_all(tmp_path / 'store')
-    held = 0
+    held_out = 0
     for path in sorted((tmp_path / 'store').iterdir()):
         whole = path.read_bytes()
         for part in np.linspace(0, 1, 40):
@@ -130,12 +132,12 @@ def test_a_changed_byte_in_a_store_is_refused(tmp_path):
             with pytest.raises(ValueError, match='store') as e:
                 assert same_tensors(read_all(tmp_path / 'store'), first)  # padding of the header of features
                 raise ValueError('the same store')
-            held += 'the same' not in str(e.value)
+            held_out += 'the same' not in str(e.value)
             path.write_bytes(whole)
         for cut in (2, len(whole) // 2, len(whole)):
             path.write_bytes(whole[: len(whole) - cut])
             with pytest.raises(ValueError, match='store'):
                 read_all(tmp_path / 'store')
         path.write_bytes(whole)
-    assert held > 250, held
+    assert held_out > 250, held_out
     assert same_tensors(read_all(tmp_path / 'store'), first)

@@ -83,14 +83,14 @@ def test_a_method_from_a_file_is_trained_resumed_evaluated_and_opened(folder):
     "Trained, stopped, resumed, evaluated, reported, opened; the stopped run ends as the other did"
     small = sets([*NET, 'steps=6', *SIZES])
     new = ['pretrain', '--plugin', 'match.py', '--method', 'match']
-    names, fields, page, said = vlrep(
+    names, fields, page, text = vlrep(
         folder,
         ['pretrain', '--plugin=match.py', '--recipes'],
         [*new, '--fields'],
         [*new, '--help'],
         [*new, '--plugin', 'mean.py', *small, '--out', 'whole'],
     )
-    assert 'match  ' in names and 'width=64' in fields and 'match on world: 96 images to learn from' in said
+    assert 'match  ' in names and 'width=64' in fields and 'match on world: 96 images to learn from' in text
     assert '--width ' in page and '(default: 64)' in page and '--depth ' not in page
     vlrep(
         folder,
@@ -149,8 +149,8 @@ def test_wrong_plugin_files_are_refused_in_one_line(folder):
         ('--plugin', 'broken.py'): 'broken.py: NameError',
         ('--plugin', 'taken.py'): "method 'virtex': registered by vlrep.methods.virtex.recipe and by taken",
     }
-    said = vlrep(folder, *(['pretrain', *w] for w in words), codes=[2] * len(words))
-    for got, want in zip(said, words.values()):
+    text = vlrep(folder, *(['pretrain', *w] for w in words), codes=[2] * len(words))
+    for got, want in zip(text, words.values()):
         assert want in got
 
 
@@ -176,7 +176,7 @@ def test_a_dataset_of_images_in_memory_is_trained_on(folder):
     (folder / 'dots.py').write_text(DOTS)
     small = sets([*NET, 'visual_depth=10', 'steps=4', 'vocab=64', 'width=16', 'heads=2', 'dropout=0'])
     new = ['pretrain', '--plugin', 'dots.py', '--data', 'dots']
-    said, scores, _, lacks = vlrep(
+    text, scores, _, lacks = vlrep(
         folder,
         [*new, *small, '--out', 'dots-run'],
         ['evaluate', 'dots-run', '--on', 'captions'],
@@ -190,10 +190,10 @@ def test_a_dataset_of_images_in_memory_is_trained_on(folder):
             'dots-match',
             *sets([*NET, 'steps=4', 'vocab=64']),
         ],
-        [*new, '--method', 'tags'],
+        [*new, '--method', 'supervised'],
         codes=[0, 0, 0, 2],
     )
-    assert 'virtex on dots: 46 images to learn from' in said and 'CIDEr' in scores
+    assert 'virtex on dots: 46 images to learn from' in text and 'CIDEr' in scores
     num = load(folder / 'dots-run').results()[0]['numbers']
     assert num['duplicates']['images'] == 4 and num['right'] > 0  # the same two pictures in every part
     assert 'learns from categories, and dots has none' in lacks

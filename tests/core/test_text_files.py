@@ -7,7 +7,7 @@ import json
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from vlrep.core.fields import damage_limit
+from vlrep.core.fields import corrupt_limit
 from vlrep.core.files import parse_json, text_encoding
 from vlrep.core.text_files import json_lines, raw_lines, table_rows, text_lines
 
@@ -100,8 +100,8 @@ def test_bytes_are_lines_or_a_value_error(tmp_path, data):
 @given(n=st.integers(0, 10**6), most=st.none() | st.integers(-5, 10**7) | st.floats() | TEXT)
 def test_limit_of_damage_is_a_number_or_a_value_error(n, most):
     try:
-        limit = damage_limit(n, most)
+        limit = corrupt_limit(n, most)
     except ValueError as e:
-        assert 'max_damaged' in str(e)
+        assert 'max_corrupt' in str(e)
     else:
         assert isinstance(limit, int) and limit >= 0

@@ -60,8 +60,8 @@ def recipe_of(method, **changes):
 def reads(method, dataset, **changes):
     "The recipe of a method, its tokenizer and its collator for some photos"
     recipe = recipe_of(method, **changes)
-    tok = METHODS[method].train_tokenizer(recipe, dataset)
-    return recipe, tok, METHODS[method].collator(recipe, tok)
+    tokenizer = METHODS[method].train_tokenizer(recipe, dataset)
+    return recipe, tokenizer, METHODS[method].collator(recipe, tokenizer)
 
 
 # ---------------------------------------------------------------- letters
@@ -72,10 +72,10 @@ def reads(method, dataset, **changes):
 def test_letters_stay_as_they_were_written(method, language):
     "Marks are dropped in English alone, and a line says so where they are not"
     data = photos(SAID[language])
-    recipe, tok, collate = reads(method, data)
+    recipe, tokenizer, collate = reads(method, data)
     best = 'nfkd' if language == 'english' else 'nfkc'
-    assert tok.normalisation == best
-    read = [tok.decode(ids).replace(' ', '') for ids in collate.uncut(SAID[language])]
+    assert tokenizer.normalisation == best
+    read = [tokenizer.decode(ids).replace(' ', '') for ids in collate.uncut(SAID[language])]
     assert read == [normalise(t, best).replace(' ', '') for t in SAID[language]]
     lines = caption_lines(recipe, collate, dict(train=data, valid=data))
     assert any(l.startswith('normalise=nfkc: ') for l in lines) == (best == 'nfkc')
@@ -85,8 +85,8 @@ def test_letters_stay_as_they_were_written(method, language):
 @pytest.mark.parametrize('method', CUTS)
 def test_the_field_normalise_is_followed(method):
     data = photos(SAID['japanese'])
-    recipe, tok, collate = reads(method, data, normalise='nfkd')
-    assert tok.normalisation == 'nfkd'
+    recipe, tokenizer, collate = reads(method, data, normalise='nfkd')
+    assert tokenizer.normalisation == 'nfkd'
     lines = caption_lines(recipe, collate, dict(train=data, valid=data))
     assert 'normalise=nfkd: the tokens are those of letters without their marks' in lines[0]
 
@@ -97,10 +97,10 @@ def test_tokenizers_give_random_text_back():
     pool = [chr(c) for c in range(0x3000) if not 0xD800 <= c < 0xE000]
     texts = [''.join(draw.choices([*pool, *[' ', '\0'] * 500], k=20)) for _ in range(100)]
     for how in NORMALISATIONS:
-        tok = Tokenizer.train([t.replace('\0', ' ') for t in texts], 3000, how=how)
+        tokenizer = Tokenizer.train([t.replace('\0', ' ') for t in texts], 3000, how=how)
         for t in texts:
-            ids = tok.encode(t, 999)
-            assert tok.decode(ids) == normalise(t, how) and tok.unk not in ids
+            ids = tokenizer.encode(t, 999)
+            assert tokenizer.decode(ids) == normalise(t, how) and tokenizer.unk not in ids
 
 
 # ---------------------------------------------------------------- mirrors
@@ -266,7 +266,7 @@ def test_given_words_are_exchanged(method):
             collate.check(d)
     got = collate(a, rows, 0, 0, np.ones(len(a), bool))
     want = collate(b, rows, 0, 0, np.zeros(len(a), bool))
-    names = [k for k in ('tok', 'tok2', 'concepts', 'answer') if k in got]
+    names = [k for k in ('tokens', 'tokens2', 'concepts', 'answer') if k in got]
     assert names
     for k in names:
         assert (got[k] == want[k]).all(), k

@@ -184,7 +184,7 @@ def test_columns_of_a_store_that_contradict_each_other_are_refused(tmp_path):
         lambda a: a.astype(object),
         lambda a: a - 1 if a.dtype != object else a,
     ]
-    held = 0
+    held_out = 0
     for name in value['files']:
         for change in changes:
             folder = tmp_path / 'bad'
@@ -198,8 +198,8 @@ def test_columns_of_a_store_that_contradict_each_other_are_refused(tmp_path):
                 s.rows(['i0'])
             except (ValueError, IndexError) as e:
                 assert str(folder) in str(e) or 'data' in str(e), (name, e)
-                held += 1
-    assert held > 35, held
+                held_out += 1
+    assert held_out > 35, held_out
 
 
 def test_a_damaged_line_of_a_journal_is_named(tmp_path):

@@ -98,16 +98,16 @@ def test_paraphrases_are_those_of_the_marian_models(at, whole):
     assert all(l['caption_index'] == i % 5 for i, l in enumerate(lines))
 
     def translate(pair, text):
-        tok = transformers.MarianTokenizer.from_pretrained(at / pair)
+        tokenizer = transformers.MarianTokenizer.from_pretrained(at / pair)
         model = transformers.MarianMTModel.from_pretrained(at / pair).eval()
-        out = model.generate(**tok([text], return_tensors='pt'), num_beams=2, do_sample=False, max_new_tokens=128)
-        return tok.decode(out[0], skip_special_tokens=True)
+        out = model.generate(**tokenizer([text], return_tensors='pt'), num_beams=2, do_sample=False, max_new_tokens=128)
+        return tokenizer.decode(out[0], skip_special_tokens=True)
 
     for l in lines[::4]:
         want = {v: ' '.join(translate(f'{v}-en', translate(f'en-{v}', l['caption'])).split()) for v in ('fr', 'de')}
         assert {p['via']: p['text'] for p in l['paraphrases']} == {v: t for v, t in want.items() if t}
-    said = [t for l in lines for t in read_paraphrases(whole).texts(l['caption'])]
-    assert len(said) > 10 and len(set(said)) > 5  # gibberish, but not the same for all
+    text = [t for l in lines for t in read_paraphrases(whole).texts(l['caption'])]
+    assert len(text) > 10 and len(set(text)) > 5  # gibberish, but not the same for all
 
 
 def test_a_stopped_job_goes_on_to_the_same_bytes(at, whole, tmp_path, capsys):
@@ -132,10 +132,10 @@ def test_a_job_interrupted_at_the_shell_goes_on_to_the_same_bytes(at, whole, tmp
         return call(self, texts)
 
     monkeypatch.setattr(MarianTranslator, '__call__', stopped)
-    said = refused(capsys, *words(at, out, '--limit', 10, '--batch', 1), code=130)
-    assert 'the same command continues where it stopped' in said
-    there = out.read_bytes()
-    assert there.count(b'\n') == 8 and whole.read_bytes().startswith(there)
+    text = refused(capsys, *words(at, out, '--limit', 10, '--batch', 1), code=130)
+    assert 'the same command continues where it stopped' in text
+    present = out.read_bytes()
+    assert present.count(b'\n') == 8 and whole.read_bytes().startswith(present)
     monkeypatch.undo()
     main(list(map(str, words(at, out, '--limit', 10, '--batch', 1))))
     assert '8 of 10 captions are there' in capsys.readouterr().out

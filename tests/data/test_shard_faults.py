@@ -62,10 +62,10 @@ def plain(n, begin=0):
 
 def heard(work):
     "What `work` returns, and the warnings it gives, as one text"
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as text:
         warnings.simplefilter('always')
         out = work()
-    return out, '\n'.join(str(w.message) for w in said)
+    return out, '\n'.join(str(w.message) for w in text)
 
 
 def captions(index):
@@ -78,13 +78,13 @@ def read(root, **options):
     return heard(lambda: read_webdataset(root, 16, **options))
 
 
-def opened(root, said, **options):
-    "The parts of shards; what is logged is added to the list `said`"
+def opened(root, text, **options):
+    "The parts of shards; what is logged is added to the list `text`"
     webdataset = DATASETS['webdataset']
-    return webdataset.open(type(webdataset.options)(**options), root, 16, ('captions',), said.append)
+    return webdataset.open(type(webdataset.options)(**options), root, 16, ('captions',), text.append)
 
 
-def told(data):
+def narrated(data):
     return {i: data.captions[k] for k, i in enumerate(data.ids)}
 
 
@@ -161,12 +161,12 @@ def test_second_photos_with_texts_of_their_own_are_refused(tmp_path, capsys):
         for f in ((f'{name}.jpg', picture(j, 'JPEG')), (f'{name}.txt', f'photo number {j}'.encode()))
     ]
     tar_of(tmp_path / '000.tar', files)
-    said = refused(capsys, 'pretrain', '--data', 'webdataset', '--root', tmp_path, '--out', tmp_path / 'run', *TINY)
-    assert '20 samples hold an image with a text of its own' in said and '000.tar p0 (2.jpg)' in said
-    assert '--image-extension jpg' in said
+    text = refused(capsys, 'pretrain', '--data', 'webdataset', '--root', tmp_path, '--out', tmp_path / 'run', *TINY)
+    assert '20 samples hold an image with a text of its own' in text and '000.tar p0 (2.jpg)' in text
+    assert '--image-extension jpg' in text
     for extension, first in (('jpg', 0), ('2.jpg', 100)):
         data, _ = read(tmp_path / '000.tar', image_extension=extension)
-        got = told(data)
+        got = narrated(data)
         assert got == {f'p{k}': [f'photo number {first + k}'] for k in range(20)}
         out = tmp_path / f'from {extension}'
         main(
@@ -200,13 +200,13 @@ def test_further_images_and_captions_are_said(tmp_path):
         ]
 
     tar_of(tmp_path / '000.tar', [f for k in range(20) for f in sample(k)])
-    data, said = read(tmp_path)
-    assert '20 of 20 samples have other images than jpg' in said and '000.tar 0000 (depth.png, png)' in said
-    assert '20 of 20 samples have other captions under caption than in txt' in said
-    assert set(map(tuple, told(data).values())) == {('from the text',)}
+    data, text = read(tmp_path)
+    assert '20 of 20 samples have other images than jpg' in text and '000.tar 0000 (depth.png, png)' in text
+    assert '20 of 20 samples have other captions under caption than in txt' in text
+    assert set(map(tuple, narrated(data).values())) == {('from the text',)}
     assert data.image_bytes(7)[1] == picture(107, 'JPEG')
-    data, said = read(tmp_path, image_extension='depth.png', caption_key='alt')
-    assert not said and set(map(tuple, told(data).values())) == {('under alt',)}
+    data, text = read(tmp_path, image_extension='depth.png', caption_key='alt')
+    assert not text and set(map(tuple, narrated(data).values())) == {('under alt',)}
     assert data.image_bytes(7) == ('png', picture(7))
     with pytest.raises(ValueError, match='20 have no image: 000.tar 0000 .depth.png'):
         read(tmp_path, image_extension='webp')
@@ -228,11 +228,11 @@ def test_names_that_fit_no_rule_are_said(tmp_path):
     ]
     tar_of(tmp_path / '000.tar', odd[:6] + plain(20) + odd[6:] + plain(1))
     tar_of(tmp_path / '001.tar', plain(3, 18))
-    data, said = read(tmp_path)
-    assert '6 files are hidden and are left out: 000.tar ._0000.jpg' in said and '1 files have no extension' in said
-    assert '__note__' not in said and len(data) == 24
-    assert '1 of 24 samples have a key that came before in their shard' in said and '000.tar 0000' in said
-    assert '3 of 24 samples have an id that another sample has, too: 000.tar 0000, 001.tar 0018, 001.tar 0019' in said
+    data, text = read(tmp_path)
+    assert '6 files are hidden and are left out: 000.tar ._0000.jpg' in text and '1 files have no extension' in text
+    assert '__note__' not in text and len(data) == 24
+    assert '1 of 24 samples have a key that came before in their shard' in text and '000.tar 0000' in text
+    assert '3 of 24 samples have an id that another sample has, too: 000.tar 0000, 001.tar 0018, 001.tar 0019' in text
     tar_of(tmp_path / 'dots.tar', [(f'./{name}', data) for name, data in plain(2)])
     assert len(list(shard_samples(tmp_path / 'dots.tar'))) == 2
     apart = tmp_path / 'apart'
@@ -276,20 +276,20 @@ def test_unreadable_texts_are_refused_by_name(tmp_path, what):
         )
 
     path = shard(tmp_path / 'few.tar', 2)
-    few, said = read(path)
-    assert f'2 of 40 samples {why}' in said and 'few.tar z0 (jpg, ' in said
-    assert told(few) == {f'{k:04}': [f'photo number {k}'] for k in range(2, 40)}
+    few, text = read(path)
+    assert f'2 of 40 samples {why}' in text and 'few.tar z0 (jpg, ' in text
+    assert narrated(few) == {f'{k:04}': [f'photo number {k}'] for k in range(2, 40)}
     for many, says in ((15, '15 of 40 samples cannot be read, at most 10 may be so'), (40, 'not a single image')):
         path = shard(tmp_path / f'{many}.tar', many)
-        said = []
+        text = []
         with pytest.raises(ValueError) as e:
-            opened(path, said)
-        assert f'{many} of 40 samples {why}' in '\n'.join(said)
+            opened(path, text)
+        assert f'{many} of 40 samples {why}' in '\n'.join(text)
         assert says in str(e.value) and why in str(e.value) and f'{many}.tar z0' in str(e.value)
-    for more in (dict(max_damaged=15), dict(max_damaged='50%')):
+    for more in (dict(max_corrupt=15), dict(max_corrupt='50%')):
         assert len(read(tmp_path / '15.tar', **more)[0]) == 25
     with pytest.raises(ValueError, match='at most 0 may be so'):
-        read(tmp_path / 'few.tar', max_damaged=0)
+        read(tmp_path / 'few.tar', max_corrupt=0)
 
 
 @pytest.mark.parametrize('encoding', ['utf-8', 'utf-8-sig', 'utf-16'])
@@ -341,8 +341,8 @@ def test_a_sample_does_not_reach_over_the_seam(tmp_path):
     b = tar_of(tmp_path / 'b.tar', plain(1, 1))
     joined_cat(a, b, tmp_path / 'ab.tar')
     assert [k for k, _ in shard_samples(tmp_path / 'ab.tar')] == ['0000', '0001', '0001']
-    _, said = read(tmp_path / 'ab.tar')
-    assert '1 of 3 samples have a key that came before' in said
+    _, text = read(tmp_path / 'ab.tar')
+    assert '1 of 3 samples have a key that came before' in text
 
 
 # ---------------------------------------------------------------- headers
@@ -480,9 +480,9 @@ def test_members_that_are_no_plain_files(tmp_path):
     tar_of(tmp_path / 'far.tar', far)
     raw = (tmp_path / 'far.tar').read_bytes()
     (tmp_path / 'odd.tar').write_bytes(b''.join(odd) + raw)
-    index, said = read(tmp_path / 'odd.tar')
-    assert '4 files are links or devices and are left out: odd.tar l.jpg, odd.tar h.jpg' in said
-    assert '1 files are stored sparse' in said and 'odd.tar s.jpg' in said
+    index, text = read(tmp_path / 'odd.tar')
+    assert '4 files are links or devices and are left out: odd.tar l.jpg, odd.tar h.jpg' in text
+    assert '1 files are stored sparse' in text and 'odd.tar s.jpg' in text
     assert list(index.ids) == ['../../up', '/root/up'] and index.captions[0] == ['photo number 7']
 
 
@@ -490,8 +490,8 @@ def test_strange_names_are_shown_in_one_line(tmp_path):
     "Control characters and bytes that are no UTF-8 in names reach neither the log as they are nor break it"
     files = [('a\x1b[31m\nb.jpg', picture(1)), (b'\xff.jpg'.decode(errors='surrogateescape'), picture(1))]
     tar_of(tmp_path / '0.tar', plain(3) + files + [(n[:-3] + 'txt', b'x') for n, _ in files[1:]])
-    _, said = read(tmp_path / '0.tar')
-    assert '\x1b' not in said and said.encode() and r'a\x1b[31m\nb' in said and 'half a character' in said
+    _, text = read(tmp_path / '0.tar')
+    assert '\x1b' not in text and text.encode() and r'a\x1b[31m\nb' in text and 'half a character' in text
 
 
 @pytest.mark.parametrize('gap', [3 << 30, 9 << 30])
@@ -515,8 +515,8 @@ def test_brace_patterns_are_counted_before_they_are_expanded(tmp_path, capsys, p
     tracemalloc.start()
     try:
         with within(5):
-            said = refused(capsys, 'pretrain', '--data', 'webdataset', '--root', f'{tmp_path}/{pattern}.tar')
-            assert 'more than a million names' in said
+            text = refused(capsys, 'pretrain', '--data', 'webdataset', '--root', f'{tmp_path}/{pattern}.tar')
+            assert 'more than a million names' in text
         assert tracemalloc.get_traced_memory()[1] < 20e6
     finally:
         tracemalloc.stop()
@@ -559,14 +559,14 @@ def test_parts_are_folders_or_names(tmp_path, capsys):
     (tmp_path / 'a' / '__MACOSX' / '0.tar').write_bytes(b'junk')
     (tmp_path / 'a' / 'other').mkdir()
     for root, test in (('a', 100), ('b', 200), ('c', 100), ('d', 100)):
-        said = []
-        parts = opened(tmp_path / root, said, valid=0.1)
+        text = []
+        parts = opened(tmp_path / root, text, valid=0.1)
         ids = {k: {int(i) for i in v.ids} for k, v in parts.items()}
         assert ids['train'] and ids['train'] | (ids['valid'] if root != 'b' else set()) == set(range(40))
         assert ids['test'] == set(range(test, test + (6 if root == 'b' else 8))) and not ids['train'] & ids['valid']
         assert ids['valid'] == set(range(100, 108)) if root == 'b' else ids['valid'] < set(range(40))
-        assert 'split' in ' '.join(said) and [v.split for v in parts.values()] == ['train', 'valid', 'test']
-        assert ('1 hidden files are no shards' in ' '.join(said)) == (root == 'a')
+        assert 'split' in ' '.join(text) and [v.split for v in parts.values()] == ['train', 'valid', 'test']
+        assert ('1 hidden files are no shards' in ' '.join(text)) == (root == 'a')
     parts = opened(tmp_path / 'a' / '*' / '0.tar', [])
     assert sorted(map(int, parts['test'].ids)) == list(range(100, 108))
 
@@ -598,9 +598,9 @@ def test_a_changed_index_is_made_again(two, tmp_path):
                 continue
             (folder / name).unlink()
             (folder / name).write_bytes(data)
-            index, said = heard(lambda: ShardIndex(two))
+            index, text = heard(lambda: ShardIndex(two))
             assert captions(index) == want and index.read(7) == picture(7, 'JPEG'), (name, what)
-            assert 'was damaged and is made again' in said or name == 'index.json', (name, what)
+            assert 'was damaged and is made again' in text or name == 'index.json', (name, what)
             tried += 1
     assert tried > 60
     (folder / 'text').unlink()
@@ -706,7 +706,7 @@ class Parts:
     def check_root(self, root):
         pass
 
-    def whole(self, root, size, options, max_damaged):
+    def whole(self, root, size, options, max_corrupt):
         return None
 
     def open(self, *args):
@@ -756,18 +756,18 @@ def test_what_killed_writers_leave_in_a_folder_is_removed_by_the_next(tmp_path):
 
 def test_written_texts_are_read_back(tmp_path):
     "NUL, quotes, separators of lines, ids with dots; the same bytes each time"
-    said = ['a \0 b', 'quotes " and \\', 'x\u2028y', '犬', 'a.b/c']
+    text = ['a \0 b', 'quotes " and \\', 'x\u2028y', '犬', 'a.b/c']
     data = ArrayDataset(
         np.zeros((5, 8, 8, 3), np.uint8),
         'odd',
-        captions=[[s] for s in said],
+        captions=[[s] for s in text],
         ids=['a.b.jpg', 'x', '../y', 'z z', '.hidden'],
     )
     paths = write_shards(data, tmp_path / 'a')
     again = write_shards(data, tmp_path / 'b')
     assert paths[0].read_bytes() == again[0].read_bytes()
     got = captions(ShardIndex(paths))
-    assert got == {i: [' '.join(s.replace('\0', '').split())] for i, s in zip(data.ids, said)}
+    assert got == {i: [' '.join(s.replace('\0', '').split())] for i, s in zip(data.ids, text)}
 
 
 def test_a_name_that_is_no_text_is_refused(tmp_path):

@@ -64,9 +64,9 @@ def test_webdataset_reads_what_is_written(at):
     theirs = list(wds.WebDataset(str(at / 'five' / PATTERN), shardshuffle=False).decode('pil').to_tuple('jpg', 'json'))
     ours = read_csv(at / 'csv' / 'photos.csv', size=48)
     assert len(theirs) == N
-    for i, (img, side) in enumerate(theirs):
+    for i, (image, side) in enumerate(theirs):
         assert (side['id'], side['captions']) == (ours.ids[i], ours.captions[i])
-        assert (np.asarray(img) == np.asarray(ours[i].load())).all()
+        assert (np.asarray(image) == np.asarray(ours[i].load())).all()
 
 
 def test_what_webdataset_writes_is_read(tmp_path):
@@ -86,8 +86,8 @@ def test_what_webdataset_writes_is_read(tmp_path):
     data = read_webdataset(tmp_path / '{000..002}.tar', 32, labels=True)
     assert list(data.ids) == [f'sub/{i:04}' for i in range(7)]
     for i, r in enumerate(recs):
-        said = [' '.join(c.split()) for c in r.captions]
-        assert data.captions[i] == (said if i % 2 else said[:1]) and (np.asarray(data[i].load()) == r.image).all()
+        text = [' '.join(c.split()) for c in r.captions]
+        assert data.captions[i] == (text if i % 2 else text[:1]) and (np.asarray(data[i].load()) == r.image).all()
         assert data[i].tags == (sorted(set(r.tags)) if i % 2 else [])
 
 
@@ -201,7 +201,7 @@ def test_workers_read_the_same_samples(at):
     got = []
     for workers in (0, 2):
         ld = StatefulLoader(data, 16, train=True, workers=workers)
-        got.append([(b['id'], b['img']) for b, _ in ld])
+        got.append([(b['id'], b['images']) for b, _ in ld])
         ld.close()
     for (i, x), (j, y) in zip(*got):
         assert torch.equal(i, j) and torch.equal(x, y)
@@ -214,18 +214,18 @@ def test_missing_and_cut_shards_are_named(at, tmp_path, capsys):
     "In one line, before anything is computed"
     words = 'pretrain', '--data', 'webdataset', '--out', tmp_path / 'run', '--root'
     gone = changed(at, tmp_path / 'gone', lambda p: p.unlink())
-    said = refused(capsys, *words, gone)
-    assert '1 of 5 shards are missing' in said and '000001.tar' in said
+    text = refused(capsys, *words, gone)
+    assert '1 of 5 shards are missing' in text and '000001.tar' in text
     cut = changed(at, tmp_path / 'cut', lambda p: p.write_bytes(p.read_bytes()[:20_000]))
-    said = refused(capsys, *words, cut)
-    assert '1 of 5 shards are damaged' in said and '000001.tar: cut off at byte 20,000' in said
+    text = refused(capsys, *words, cut)
+    assert '1 of 5 shards are damaged' in text and '000001.tar: cut off at byte 20,000' in text
     rubbish = changed(at, tmp_path / 'rubbish', lambda p: p.write_bytes(b'no tar' * 1000))
     assert '000001.tar: not a tar file, or damaged' in refused(capsys, *words, rubbish)
     assert 'no .tar files' in refused(capsys, *words, tmp_path / 'nowhere*')
     assert 'shards are missing' in refused(capsys, *words, tmp_path / 'nowhere')
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter('always')
-        sizes = [len(read_webdataset(p, 24, damaged=0.2)) for p in (gone, cut, rubbish)]
+        sizes = [len(read_webdataset(p, 24, corrupt=0.2)) for p in (gone, cut, rubbish)]
     assert sizes[0] == sizes[2] == 48 < sizes[1] < 60
     assert len(heard) == 3 and all('000001.tar' in str(w.message) for w in heard)
 
@@ -245,12 +245,12 @@ def test_damaged_samples_are_named_and_counted(at, tmp_path):
     data = read_webdataset(root, 24)
     ld = StatefulLoader(data, 16, train=True)
     seen = [i for b, _ in ld for i in b['id'].tolist()]
-    assert sorted(ld.damaged) == [15, 17] and not {15, 17} & set(seen) and len(seen) == N
+    assert sorted(ld.corrupt) == [15, 17] and not {15, 17} & set(seen) and len(seen) == N
     at_ = data.index.where(15)[1]
-    assert '2 of 60 images could not be read' in ld.damage_report()
-    assert f'000001.tar, sample {data.ids[15]} at byte {at_:,}: damaged or not an image' in ld.damage_report()
+    assert '2 of 60 images could not be read' in ld.corrupt_report()
+    assert f'000001.tar, sample {data.ids[15]} at byte {at_:,}: damaged or not an image' in ld.corrupt_report()
     with pytest.raises(TooManyDamaged, match='000001.tar, sample'):
-        list(StatefulLoader(data, 16, max_damaged=1))
+        list(StatefulLoader(data, 16, max_corrupt=1))
 
 
 def test_a_shard_that_changes_during_a_run_is_an_error(at, tmp_path):
@@ -262,7 +262,7 @@ def test_a_shard_that_changes_during_a_run_is_an_error(at, tmp_path):
         list(ld)
     write_shard(root.parent / '000001.tar', [])
     with pytest.raises(ValueError, match='000001.tar: the shard was changed or cut off'):
-        list(StatefulLoader(ld.source, 16, max_damaged=60))
+        list(StatefulLoader(ld.source, 16, max_corrupt=60))
 
 
 # ---------------------------------------------------------------- captions of similar length
@@ -271,26 +271,26 @@ def test_a_shard_that_changes_during_a_run_is_an_error(at, tmp_path):
 def test_the_loss_of_a_sample_does_not_depend_on_sorting_by_length(at):
     "The loss of each caption is that which it has in any other batch; fewer places are padded"
     data = read_webdataset(at / 'five', 32)
-    said = [data.captions[i][0] for i in range(N)]
-    data = data.with_captions([[c, f'{c} and {" ".join(["more"] * (i % 15))}'] for i, c in enumerate(said)])
-    tok = Tokenizer.train(data.captions.flat(), 200)
+    text = [data.captions[i][0] for i in range(N)]
+    data = data.with_captions([[c, f'{c} and {" ".join(["more"] * (i % 15))}'] for i, c in enumerate(text)])
+    tokenizer = Tokenizer.train(data.captions.flat(), 200)
     recipe = replace(
         get_recipe('virtex', 'world'), size=32, visual_depth=10, visual_width=8, width=16, heads=2, depth=1
     )
 
     def losses(bucket):
         "Row -> loss in epoch 2, and the places that the epoch fills"
-        dls = loaders(data, data, tok, 32, 6, aug=EvalTransform(32), bucket=bucket)
+        dls = loaders(data, data, tokenizer, 32, 6, aug=EvalTransform(32), bucket=bucket)
         torch.manual_seed(0)
         model = make_learner(METHODS['virtex'], recipe, dls, seed=0).model.eval()
         out = {}
         places = 0
         for b, _ in dls.train.seek(2):
-            places += b['tok'].numel()
+            places += b['tokens'].numel()
             with torch.no_grad():
                 got = model(b)
             words = torch.nn.functional.cross_entropy(got['logits_f'], got['target_f'], reduction='none')
-            each = words.split((b['lens'] - 1).tolist())
+            each = words.split((b['lengths'] - 1).tolist())
             out.update(zip(b['id'].tolist(), (w.sum().item() for w in each)))
         return out, places
 

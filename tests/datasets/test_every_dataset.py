@@ -72,10 +72,10 @@ def roots(tmp_path_factory):
     for split, part in (('train2017', recs[:44]), ('val2017', recs[44:])):
         write_coco(part, at / 'coco', split, classes=sorted({o['category'] for r in recs for o in r.objects}))
     write_shards(world('train', N, size=64, with_='narrative'), at / 'webdataset', 20)
-    asked = world('train', 28, size=64, with_=('questions', 'statements', 'genre'))
+    wanted = world('train', 28, size=64, with_=('questions', 'statements', 'genre'))
     for task, write in WRITERS.items():
         for split, rows in (('train', range(20)), ('valid', range(20, 24)), ('test', range(24, 28))):
-            write([asked[i] for i in rows], at / task, split)
+            write([wanted[i] for i in rows], at / task, split)
     folders = *WRITERS, 'flickr8k', 'flickr30k', 'narratives', 'coco', 'webdataset'
     return {d: at / d for d in folders} | dict(csv=at / 'csv' / 'photos.csv')
 
@@ -94,8 +94,8 @@ def reads(method, data):
         ('multilabel', 'coco'),
         ('multilabel', 'webdataset'),
         ('multilabel', 'world'),
-        ('tags', 'world'),
-    } or method not in ('multilabel', 'tags')
+        ('supervised', 'world'),
+    } or method not in ('multilabel', 'supervised')
 
 
 PAIRS = [(m, d) for m in METHODS for d in DATASETS if reads(m, d)]
@@ -125,8 +125,8 @@ def test_every_method_is_stopped_and_resumed_on_every_dataset(method, data, root
             main(words)
         assert e.value.code == 143
     run = tmp_path / 'runs' / f'{data}-{method}-1'
-    said = capsys.readouterr().err
-    assert f'vlrep resume {run.relative_to(tmp_path)}' in said, said
+    text = capsys.readouterr().err
+    assert f'vlrep resume {run.relative_to(tmp_path)}' in text, text
     main(['resume', str(run)])
     finished(run, data)
     assert 'resuming from step 2' in capsys.readouterr().out

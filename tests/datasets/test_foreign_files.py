@@ -26,7 +26,7 @@ from tools import NET, PHOTOS, needs_clear_refs, peak, refused, sets
 
 import vlrep
 from vlrep.core.files import read_json, write_json
-from vlrep.data.records import DamagedImage, open_image
+from vlrep.data.records import CorruptImage, open_image
 from vlrep.datasets.base import DATASETS
 from vlrep.datasets.coco import read_coco, write_coco
 from vlrep.datasets.csv import read_csv, write_csv
@@ -60,7 +60,7 @@ def test_ghostscript_is_never_run(tmp_path, monkeypatch):
         (tmp_path / name).write_bytes(
             b'%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\nshowpage\n%%EOF\n'
         )
-        with pytest.raises(DamagedImage, match=f'{name}: damaged or not an image .not JPEG, PNG'):
+        with pytest.raises(CorruptImage, match=f'{name}: damaged or not an image .not JPEG, PNG'):
             open_image(tmp_path / name)
     assert not called
 
@@ -78,7 +78,7 @@ def test_the_format_of_a_picture_is_that_of_its_content(tmp_path, kind):
     if kind in MEANT:
         assert open_image(tmp_path / 'x.jpg').mode == 'RGB'
     else:
-        with pytest.raises(DamagedImage, match='not JPEG, PNG'):
+        with pytest.raises(CorruptImage, match='not JPEG, PNG'):
             open_image(tmp_path / 'x.jpg')
 
 
@@ -99,17 +99,17 @@ def png(w, h):
 def test_a_picture_of_too_many_pixels_is_refused(tmp_path):
     for n in (8001, 13_300, 13_377, 10**6):
         (tmp_path / 'x.png').write_bytes(png(n, n))
-        with pytest.raises(DamagedImage) as e:
+        with pytest.raises(CorruptImage) as e:
             open_image(tmp_path / 'x.png', 64)
         assert 'more than 64 million' in str(e.value) or n > 13_376 and 'decompression bomb' in str(e.value), e.value
     (tmp_path / 'x.png').write_bytes(png(64_000_000, 1))
-    assert 'more than' not in str(pytest.raises(DamagedImage, open_image, tmp_path / 'x.png').value)
+    assert 'more than' not in str(pytest.raises(CorruptImage, open_image, tmp_path / 'x.png').value)
     # somebody else's setting does not lift the limit
     old = Image.MAX_IMAGE_PIXELS
     Image.MAX_IMAGE_PIXELS = None
     try:
         assert 'more than 64 million' in str(
-            pytest.raises(DamagedImage, open_image, tmp_path / 'x.png', most=64e6 - 1).value
+            pytest.raises(CorruptImage, open_image, tmp_path / 'x.png', most=64e6 - 1).value
         )
     finally:
         Image.MAX_IMAGE_PIXELS = old
@@ -124,9 +124,9 @@ def test_reading_a_picture_copies_no_more_than_its_pixels(tmp_path, mode):
     (Image.fromarray(np.full((n, n), 300, np.uint16)) if mode == 'I;16' else Image.new(mode, (n, n))).save(
         tmp_path / 'x.png', **kw
     )
-    grown, said = peak(lambda: open_image(tmp_path / 'x.png'))
-    assert not said.startswith(('ValueError', 'OSError')) and grown < 11 * n * n, (
-        f'{grown / n / n:.1f} bytes a pixel, {said}'
+    grown, text = peak(lambda: open_image(tmp_path / 'x.png'))
+    assert not text.startswith(('ValueError', 'OSError')) and grown < 11 * n * n, (
+        f'{grown / n / n:.1f} bytes a pixel, {text}'
     )
 
 
@@ -168,29 +168,29 @@ def test_two_damaged_photos_of_eighty_are_within_the_limit(photos, tmp_path, cap
         tmp_path / 'strict',
         *sets(TINY),
     ]
-    says = refused(capsys, *words, '--max-damaged', '1')
+    says = refused(capsys, *words, '--max-corrupt', '1')
     assert (
-        '2 of 66 images cannot be read, and max_damaged=1 allows 1' in says
-        and f'vlrep resume {tmp_path / "strict"} --max-damaged NUMBER' in says
+        '2 of 66 images cannot be read, and max_corrupt=1 allows 1' in says
+        and f'vlrep resume {tmp_path / "strict"} --max-corrupt NUMBER' in says
     )
-    assert load(tmp_path / 'strict').info['max_damaged'] == '1'
+    assert load(tmp_path / 'strict').info['max_corrupt'] == '1'
     assert 'allows 1' in refused(capsys, 'resume', tmp_path / 'strict')
-    vlrep.cli.main(['resume', str(tmp_path / 'strict'), '--max-damaged', '5%'])
-    assert load(tmp_path / 'strict').results() and load(tmp_path / 'strict').info['max_damaged'] == '5%'
+    vlrep.cli.main(['resume', str(tmp_path / 'strict'), '--max-corrupt', '5%'])
+    assert load(tmp_path / 'strict').results() and load(tmp_path / 'strict').info['max_corrupt'] == '5%'
     a, b = (load(p).weights('best') for p in (tmp_path / 'run', tmp_path / 'strict'))
     assert all(torch.equal(a[k], b[k]) for k in a)
 
 
 @pytest.mark.parametrize('what', ['dry-run', 'overfit'])
 def test_dry_runs_have_the_limit_of_damage_of_the_run(photos, capsys, what):
-    "A photo that cannot be read stops what tries a run out, unless --max-damaged lets it pass"
+    "A photo that cannot be read stops what tries a run out, unless --max-corrupt lets it pass"
     for name in trained_on(photos)[1].ids[:2]:
         (photos / 'Images' / name).write_bytes(b'')
     words = ['pretrain', '--method', 'token_cls', '--data', 'flickr8k', '--root', photos, f'--{what}', *sets(TINY)]
-    says = refused(capsys, *words, '--max-damaged', '0')
-    assert 'images cannot be read, and max_damaged=0 allows 0' in says
+    says = refused(capsys, *words, '--max-corrupt', '0')
+    assert 'images cannot be read, and max_corrupt=0 allows 0' in says
     try:
-        vlrep.cli.main([*map(str, words), '--max-damaged', '5'])
+        vlrep.cli.main([*map(str, words), '--max-corrupt', '5'])
     except SystemExit:
         assert what == 'overfit' and 'failed to overfit' in capsys.readouterr().out
 
@@ -205,17 +205,17 @@ def test_mostly_damaged_photos_stop_the_run(photos, tmp_path, capsys):
     says = refused(
         capsys, 'pretrain', '--method', 'token_cls', '--data', 'flickr8k', '--root', photos, '--out', out, *sets(TINY)
     )
-    assert 'images cannot be read, and the default allows 10' in says and '--max-damaged' in says
-    assert (out / 'notes.txt').read_text() == 'mine' and load(out).info['max_damaged'] is None
+    assert 'images cannot be read, and the default allows 10' in says and '--max-corrupt' in says
+    assert (out / 'notes.txt').read_text() == 'mine' and load(out).info['max_corrupt'] is None
 
 
 @pytest.mark.parametrize('text', ['-1', 'many', '1.5', '101%', 'nan', ''])
 def test_wrong_limits_of_damage_are_refused(text, capsys, tmp_path):
     assert (
-        '--max-damaged' in refused(capsys, 'pretrain', f'--max-damaged={text}', '--out', tmp_path / 'no')
+        '--max-corrupt' in refused(capsys, 'pretrain', f'--max-corrupt={text}', '--out', tmp_path / 'no')
         and not (tmp_path / 'no').exists()
     )
-    assert '--max-damaged' in refused(capsys, 'pretrain', f'--max-damaged={text}', '--dry-run')
+    assert '--max-corrupt' in refused(capsys, 'pretrain', f'--max-corrupt={text}', '--dry-run')
 
 
 # ---------------------------------------------------------------- captions, narratives, boxes
@@ -241,7 +241,7 @@ def test_captions_of_invisible_characters_are_no_text(tmp_path):
     lines[2]['caption'] = nothing
     f.write_text(''.join(json.dumps(l) + '\n' for l in lines))
     with pytest.raises(ValueError, match='line 3: the caption is empty'):
-        read_localized(tmp_path / 'told', size=32, max_damaged=0)
+        read_localized(tmp_path / 'told', size=32, max_corrupt=0)
 
 
 def narrated(root, change, n=60):
@@ -295,13 +295,13 @@ def test_narratives_without_places_are_refused_where_places_are_learned(tmp_path
     )
     narrated(tmp_path / 'some', lambda i, l: i % 5 or NO_PLACES[why](l))
     n = 0
-    said = []
+    text = []
 
     class Enough(Exception):
         pass
 
     def log(s):
-        said.append(s)
+        text.append(s)
         if s.startswith('loctex on'):
             raise Enough
 
@@ -312,8 +312,8 @@ def test_narratives_without_places_are_refused_where_places_are_learned(tmp_path
                 out=tmp_path / 'no',
                 log=log,
             )
-    counts = [int(s.split()[0]) for s in said if f'of 45 narratives {why}: the localisation loss leaves them out' in s]
-    assert len(counts) == 2 and 1 <= counts[0] <= 12 and counts[1] == 45, said
+    counts = [int(s.split()[0]) for s in text if f'of 45 narratives {why}: the localisation loss leaves them out' in s]
+    assert len(counts) == 2 and 1 <= counts[0] <= 12 and counts[1] == 45, text
 
 
 def coco(root, **other):
@@ -420,7 +420,7 @@ def test_tables_that_unfold_without_end_are_refused(tmp_path):
         with (g / f.name).open('a') as h:
             h.write(line + '\n')
         with pytest.raises(ValueError, match=why):
-            read_localized(g, size=32, max_damaged=0)
+            read_localized(g, size=32, max_corrupt=0)
     z = root / (f.name + '.gz')
     z.write_bytes(gzip.compress(f.read_bytes() + bytes(20_000_000), 1))
     f.unlink()
@@ -456,7 +456,7 @@ def test_scalars_in_place_of_weights_are_refused_by_name(method, tmp_path):
     f = run / 'best' / 'model.safetensors'
     w = load_file(f)
     names = {k.rpartition('.')[0].rpartition('.')[2] + k.rpartition('.')[2]: k for k in w if w[k].ndim}
-    assert method != 'tags' or 'head.bias' in names.values()
+    assert method != 'supervised' or 'head.bias' in names.values()
     for name in names.values():
         with safe(f) as notes:
             save_file({**w, name: w[name].flatten()[0].clone()}, f, metadata=notes)
@@ -607,7 +607,7 @@ def test_damaged_pickles_are_read_or_refused_by_name(tmp_path):
     small = io.BytesIO()
     torch.save(dict(a=torch.ones(2), b=[1, 'x', dict(c=torch.arange(3))]), small)
     p = tmp_path / 'x.pth'
-    held = 0
+    held_out = 0
     for k in range(400):
         b = bytearray(small.getvalue())
         for i in g.integers(0, len(b), 1 + k % 4):
@@ -617,8 +617,8 @@ def test_damaged_pickles_are_read_or_refused_by_name(tmp_path):
             read_state(p)
         except ValueError as e:
             assert 'x.pth' in str(e)
-            held += 1
-    assert held > 100
+            held_out += 1
+    assert held_out > 100
 
 
 ANY = [None, True, [], {}, 'x', '', -1, 3, 1.5, [[1]], {'name': 3}, {'a': 'b'}]

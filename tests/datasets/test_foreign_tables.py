@@ -104,10 +104,10 @@ TASKS = 'vqa', 'vizwiz', 'snli_ve', 'mm_imdb'
 def written(tmp_path_factory):
     "The same scenes in every layout"
     at = tmp_path_factory.mktemp('written')
-    told = world('train', N, size=32, with_='narrative')
-    asked = world('train', N, size=32, with_=('questions', 'statements', 'genre'))
+    narratives = world('train', N, size=32, with_='narrative')
+    wanted = world('train', N, size=32, with_=('questions', 'statements', 'genre'))
     for name, layout in LAYOUTS.items():
-        records = asked if name in TASKS else told
+        records = wanted if name in TASKS else narratives
         layout.write([records[i] for i in range(N)], at / name)
     return at
 
@@ -315,10 +315,10 @@ def test_lines_nested_too_deeply_are_refused_by_number(name, tmp_path):
 def test_a_log_of_skipped_steps_is_cut(tmp_path):
     "Lines that are torn off or nested too deeply are dropped, and the rest is kept to the letter"
     path = tmp_path / 'skipped.jsonl'
-    kept = [json.dumps(dict(step=i, why=f'a\u2028{i}'), ensure_ascii=False) + '\n' for i in (1, 2)]
-    path.write_text(''.join(kept) + '{"step": 9}\n' + '[' * 100_000 + '\n{"ste')
+    remaining = [json.dumps(dict(step=i, why=f'a\u2028{i}'), ensure_ascii=False) + '\n' for i in (1, 2)]
+    path.write_text(''.join(remaining) + '{"step": 9}\n' + '[' * 100_000 + '\n{"ste')
     _cut_lines(path, 5)
-    assert path.read_text() == ''.join(kept)
+    assert path.read_text() == ''.join(remaining)
     path.write_bytes(b'{"step": 1, "why": "\xe9"}\n')
     with pytest.raises(ValueError, match='skipped.jsonl, line 1: not UTF-8'):
         _cut_lines(path, 5)
@@ -366,7 +366,7 @@ def test_ids_that_name_photos_follow_the_rule_for_names(given, copy):
         if row['Flickr30K_ID'] == 'train000000':
             row['Flickr30K_ID'] = given
     path.write_text(''.join(json.dumps(r) + '\n' for r in rows))
-    assert '7' in LAYOUTS['snli_ve'].read(root, max_damaged=0).base.ids
+    assert '7' in LAYOUTS['snli_ve'].read(root, max_corrupt=0).base.ids
 
 
 @pytest.mark.parametrize('how', [_as_text, _as_floats])
@@ -391,7 +391,7 @@ def test_values_that_are_no_number_are_refused(value, copy):
         data['annotations'][0]['image_id'] = value
         path.write_text(json.dumps(data))
     with pytest.raises(ValueError, match='image_id is'):
-        _both_coco(root, max_damaged=0)
+        _both_coco(root, max_corrupt=0)
 
 
 def test_ids_that_nobody_reads_may_repeat(written, copy):
@@ -439,8 +439,8 @@ def test_missing_photos_are_left_out_and_counted_up_to_a_limit(name, copy):
         got = layout.read(root)
     images = getattr(got, 'base', got)
     assert len(images) == N - 2 and set(map(str, images.ids)) < set(map(str, getattr(whole, 'base', whole).ids))
-    with pytest.raises(ValueError, match=f'2 of {N} images .* max_damaged=1 allows 1, --max-damaged 2 lets them pass'):
-        layout.read(root, max_damaged=1)
+    with pytest.raises(ValueError, match=f'2 of {N} images .* max_corrupt=1 allows 1, --max-corrupt 2 lets them pass'):
+        layout.read(root, max_corrupt=1)
     for path in sorted(root.glob(layout.photos))[1:]:
         if path.suffix in ('.jpg', '.jpeg'):
             path.unlink()
@@ -515,7 +515,7 @@ SPOILT = {
 
 @pytest.mark.parametrize('spoilt', SPOILT)
 def test_unusable_rows_are_left_out_and_counted_up_to_a_limit(spoilt, copy):
-    "A row that cannot be used is left out, named and counted; max_damaged=0 refuses it"
+    "A row that cannot be used is left out, named and counted; max_corrupt=0 refuses it"
     name, which, spoil = SPOILT[spoilt]
     layout = LAYOUTS[name]
     root = copy(name)
@@ -527,8 +527,8 @@ def test_unusable_rows_are_left_out_and_counted_up_to_a_limit(spoilt, copy):
     with pytest.warns(UserWarning, match=r'1 of [\d,]+ .*; they are left out'):
         got = layout.read(root)
     assert 0 < len(got) <= len(before)
-    with pytest.raises(ValueError, match=r'1 of [\d,]+ .*max_damaged=0 allows 0, --max-damaged 1 lets them pass'):
-        layout.read(root, max_damaged=0)
+    with pytest.raises(ValueError, match=r'1 of [\d,]+ .*max_corrupt=0 allows 0, --max-corrupt 1 lets them pass'):
+        layout.read(root, max_corrupt=0)
 
 
 @pytest.mark.parametrize('which', [0, 1])
@@ -558,7 +558,7 @@ def test_answers_to_unknown_questions_are_counted(copy):
     del data['questions'][:2]
     questions.write_text(json.dumps(data))
     with pytest.warns(UserWarning, match=r'2 of \d+ annotations answer no question that is used'):
-        assert len(LAYOUTS['vqa'].read(root, max_damaged=0)) == len(data['questions'])
+        assert len(LAYOUTS['vqa'].read(root, max_corrupt=0)) == len(data['questions'])
 
 
 # ---------------------------------------------------------------- one photo by two names
@@ -655,7 +655,7 @@ def test_columns_of_json_lines_are_found_by_name(tmp_path):
 
     def read(**row):
         path.write_text(json.dumps(row) + '\n')
-        return read_csv(path, size=16, max_damaged=0)
+        return read_csv(path, size=16, max_corrupt=0)
 
     assert read(path='a.jpg', caption='a', split=None).parts is None
     assert read(path='a.jpg', image='b.jpg', caption='a').ids == ['a.jpg']
@@ -681,7 +681,7 @@ def test_texts_that_belong_to_no_single_photo_are_left_out(photos, texts, proble
     for name in *texts, 'b.txt':
         (tmp_path / name).write_text(f'the text {name}')
     with pytest.warns(UserWarning, match=problem):
-        got = read_csv(tmp_path, size=16, max_damaged=2)
+        got = read_csv(tmp_path, size=16, max_corrupt=2)
     assert got.ids == ['b.jpg'] and captions_of(got) == [['the text b.txt']]
 
 
@@ -726,7 +726,7 @@ def test_unreadable_voc_annotations_are_left_out_and_counted(text, copy):
         got = _voc(root)
     assert len(got) == N - 1 == len(got.labels['present']) and path.stem not in got.ids
     with pytest.raises(ValueError, match=path.name):
-        _voc(root, max_damaged=0)
+        _voc(root, max_corrupt=0)
 
 
 @pytest.mark.parametrize('name', ['narratives', 'snli_ve', 'csv'])
@@ -756,18 +756,18 @@ def test_the_reasons_are_in_the_log_of_a_refusal(name, copy, written):
     if name == 'coco':
         write_coco([scene('valid', i, size=32) for i in range(3)], root, 'val2017')
     if name in TASKS:
-        asked = world('valid', 2, size=32, with_=('questions', 'statements', 'genre'))
+        wanted = world('valid', 2, size=32, with_=('questions', 'statements', 'genre'))
         for split in ('valid', 'test'):
-            layout.write(asked, root, split)
+            layout.write(wanted, root, split)
     lines = []
     place = root / 'photos.csv' if name == 'csv' else root
     with pytest.raises(ValueError):
-        builder.open(root=place, size=32, log=lines.append, max_damaged=N - 1)
+        builder.open(root=place, size=32, log=lines.append, max_corrupt=N - 1)
     assert any(f'{N - 1} of {N}' in line and 'missing' in line for line in lines), lines
 
 
 def test_every_command_has_a_limit_of_damage(copy, capsys, tmp_path):
-    "`--max-damaged` of each command that reads data; photos that are gone are counted by it"
+    "`--max-corrupt` of each command that reads data; photos that are gone are counted by it"
     root = copy('csv')
     for path in sorted((root / 'images').iterdir())[:4]:
         path.unlink()
@@ -779,14 +779,14 @@ def test_every_command_has_a_limit_of_damage(copy, capsys, tmp_path):
     ):
         if '--dry-run' in words:
             words = [w for w in words if w not in ('--out', tmp_path / 'run')]
-        said = refused(capsys, *words)
-        assert f'4 of {N} images named in photos.csv are missing' in said and '--max-damaged 4 lets them pass' in said
-        assert '--max-damaged' in refused(capsys, *words, '--max-damaged', 'many')
+        text = refused(capsys, *words)
+        assert f'4 of {N} images named in photos.csv are missing' in text and '--max-corrupt 4 lets them pass' in text
+        assert '--max-corrupt' in refused(capsys, *words, '--max-corrupt', 'many')
     from vlrep.cli import main
 
-    main(['shards', *map(str, data), '--out', str(tmp_path / 's'), '--max-damaged', '4'])
+    main(['shards', *map(str, data), '--out', str(tmp_path / 's'), '--max-corrupt', '4'])
     assert f'4 of {N} images named in photos.csv are missing' in capsys.readouterr().out
-    assert '--max-damaged' in refused(capsys, 'evaluate', tmp_path, '--on', 'captions', '--max-damaged', 'x')
+    assert '--max-corrupt' in refused(capsys, 'evaluate', tmp_path, '--on', 'captions', '--max-corrupt', 'x')
 
 
 # ---------------------------------------------------------------- layouts in use elsewhere
@@ -878,8 +878,8 @@ def test_a_message_about_columns_names_an_option_of_its_command(name, copy, caps
     else:
         change(root, LAYOUTS[name], lambda text: ('url,alt\n' + text.partition('\n')[2]).encode())
     data = 'flickr30k' if name == 'results' else name
-    said = refused(capsys, 'shards', '--data', data, '--root', root, '--out', tmp_path / 's')
-    assert ('--data csv --columns' in said) == (name != 'csv') and '--columns path=NAME,caption=NAME' in said
+    texts = refused(capsys, 'shards', '--data', data, '--root', root, '--out', tmp_path / 's')
+    assert ('--data csv --columns' in texts) == (name != 'csv') and '--columns path=NAME,caption=NAME' in texts
 
 
 # ---------------------------------------------------------------- entries that are none
@@ -944,11 +944,11 @@ BOX = 0.5, 0.2, 0.75, 0.6  # of the white part
 
 def stored(turn):
     "The picture as a camera stores it, and the box of its white part there, in pixels"
-    img = Image.fromarray(UPRIGHT)
+    image = Image.fromarray(UPRIGHT)
     if UNDO[turn] is not None:
-        img = img.transpose(UNDO[turn])
-    ys, xs = np.nonzero(np.asarray(img)[..., 0])
-    return img, [int(v) for v in (xs.min(), ys.min(), xs.max() + 1, ys.max() + 1)]
+        image = image.transpose(UNDO[turn])
+    ys, xs = np.nonzero(np.asarray(image)[..., 0])
+    return image, [int(v) for v in (xs.min(), ys.min(), xs.max() + 1, ys.max() + 1)]
 
 
 def photograph(path, turn):
@@ -962,8 +962,8 @@ def given_for(turn, displayed):
     "Size and box in pixels, for the pixels as they are stored or as they are displayed"
     if displayed:
         return (80, 40), [40, 8, 60, 24]
-    img, box = stored(turn)
-    return img.size, box
+    image, box = stored(turn)
+    return image.size, box
 
 
 def _coco_boxes(root, size, box):
@@ -1073,7 +1073,7 @@ def test_the_lists_of_cub_are_read_in_any_encoding(tmp_path):
         got = read_cub(root, 16)
     assert got.label.tolist() == [0, 0, 0, 1, 1, 2, 2, 2] and got.images[3].tags == ['b']
     with pytest.raises(ValueError, match='1 of 9 images'):
-        read_cub(root, 16, max_damaged=0)
+        read_cub(root, 16, max_corrupt=0)
 
 
 # ---------------------------------------------------------------- a run goes on with the photos that it began with
@@ -1086,19 +1086,19 @@ def test_resume_with_a_lost_photo_is_refused(copy, tmp_path, capsys):
     first.unlink()
     small = [*NET, 'bs=4', 'steps=4', 'vocab=80', 'max_unknown=1', 'size=32', 'train=.5', 'valid=.25', 'test=.25']
     run = tmp_path / 'run'
-    start = ['pretrain', '--data', 'csv', '--root', root / 'photos.csv', '--out', run, '--max-damaged', 1]
-    said, again, scores, changed = vlrep(
+    start = ['pretrain', '--data', 'csv', '--root', root / 'photos.csv', '--out', run, '--max-corrupt', 1]
+    text, again, scores, changed = vlrep(
         tmp_path,
         [*start, *sets(small)],
         ['resume', run],
         ['evaluate', run, '--on', 'captions'],
-        ['evaluate', run, '--on', 'captions', '--max-damaged', 0],
+        ['evaluate', run, '--on', 'captions', '--max-corrupt', 0],
         codes=[0, 0, 0, 2],
     )
-    assert f'1 of {N} images named in photos.csv are missing' in said and 'missing' in scores
-    assert 'complete' in again and 'max_damaged=0 allows 0' in changed
+    assert f'1 of {N} images named in photos.csv are missing' in text and 'missing' in scores
+    assert 'complete' in again and 'max_corrupt=0 allows 0' in changed
     shutil.rmtree(run / 'best', ignore_errors=True)
     (run / 'result.jsonl').unlink()
     second.unlink()
-    (said,) = vlrep(tmp_path, ['resume', run, '--max-damaged', 5], codes=[2])
-    assert 'images' in said and 'would not be the same run' in said
+    (text,) = vlrep(tmp_path, ['resume', run, '--max-corrupt', 5], codes=[2])
+    assert 'images' in text and 'would not be the same run' in text

@@ -38,9 +38,9 @@ TINY = [*NET, 'size=32', 'vocab=200', 'steps=3', 'shuffles=1']
 @pytest.fixture(scope='module')
 def drawn():
     "Scenes that any layout can be written from"
-    told = [scene('train', i, size=32, with_='narrative') for i in range(N)]
-    asked = world('train', N, size=32, with_=('questions',))
-    return told, [asked[i] for i in range(N)]
+    narratives = [scene('train', i, size=32, with_='narrative') for i in range(N)]
+    wanted = world('train', N, size=32, with_=('questions',))
+    return narratives, [wanted[i] for i in range(N)]
 
 
 def as_shards(records, root):
@@ -128,9 +128,9 @@ def table(root, words):
 def test_a_split_column_is_followed_and_recorded(tmp_path):
     words = ['train'] * 14 + ['restval'] * 2 + ['dev'] * 4 + ['test'] * 5 + [''] * 3
     root = table(tmp_path, words)
-    said = []
-    out = pretrain(run_spec(changes=TINY, data='csv', root=root, threads=1), out=tmp_path / 'run', log=said.append)
-    line = next(l for l in said if l.startswith('split: '))
+    text = []
+    out = pretrain(run_spec(changes=TINY, data='csv', root=root, threads=1), out=tmp_path / 'run', log=text.append)
+    line = next(l for l in text if l.startswith('split: '))
     assert line.startswith(
         'split: from the column split of photos.csv: 16 train, 4 valid, 5 test; 3 photos that it '
         'puts into no part are left out: images/train-000025.jpg'
@@ -162,7 +162,7 @@ def test_a_reader_gives_the_split_names_of_the_data(tmp_path):
     names = [f'train-{i:06d}.jpg' for i in range(4)]
     words = dict(zip(names, ('restval', 'Validation', 'test')))
     dataset = caption_source(
-        {n: ['a photo'] for n in names}, tmp_path / 'images', tmp_path / 'photos.csv', 32, parts=words
+        {n: ['a photo'] for n in names}, tmp_path / 'images', tmp_path / 'photos.csv', 32, split_of=words
     )
     assert dataset.parts == ['train', 'valid', 'test', '']
     assert dataset.subset([2, 0]).parts == ['test', 'train']
@@ -193,9 +193,9 @@ def test_with_two_splits_the_user_chooses(two_splits, tmp_path, capsys):
         tmp_path / 'run',
         *(w for c in TINY for w in ('--set', c)),
     )
-    said = refused(capsys, *words)
-    assert 'lists: Flickr_8k.trainImages.txt' in said and 'karpathy: dataset_flickr8k.json' in said
-    assert '--split lists, --split karpathy, --split hash' in said and not (tmp_path / 'run').exists()
+    text = refused(capsys, *words)
+    assert 'lists: Flickr_8k.trainImages.txt' in text and 'karpathy: dataset_flickr8k.json' in text
+    assert '--split lists, --split karpathy, --split hash' in text and not (tmp_path / 'run').exists()
     assert '--split column: ' in refused(capsys, *words, '--split', 'column')
     assert "did you mean 'karpathy'" in refused(capsys, *words, '--split', 'karpaty')
 
@@ -233,20 +233,20 @@ def test_the_same_numbers_when_a_photo_whose_name_sorts_first_is_added(tmp_path,
     for name in new:
         shutil.copy(tmp_path / lines[1].split(',')[0], tmp_path / name)
     root.write_text('\n'.join([lines[0], *(f'{name},a photo that came later' for name in new), *lines[1:]]) + '\n')
-    said = []
-    assert evaluate(out, 'captions', log=said.append) == before
-    assert any(f'exactly the {len(tested)} test photos of the run are used; 1 photos' in l for l in said)
+    text = []
+    assert evaluate(out, 'captions', log=text.append) == before
+    assert any(f'exactly the {len(tested)} test photos of the run are used; 1 photos' in l for l in text)
     parts = DATASETS['csv'].open(root=root, size=48, log=str)
     assert new[0] in parts['test'].ids and set(tested) < set(parts['test'].ids)
     # a caption of a test photo is changed, another test photo is gone
-    kept = [l for l in lines if not l.startswith(tested[0])]
-    root.write_text('\n'.join(l + ' and more' if l.startswith(tested[1]) else l for l in kept) + '\n')
-    said = refused(capsys, 'evaluate', out, '--on', 'captions')
-    assert f'of the {len(tested)} test photos of the run, 1 are missing and 1 have changed' in said
+    remaining = [l for l in lines if not l.startswith(tested[0])]
+    root.write_text('\n'.join(l + ' and more' if l.startswith(tested[1]) else l for l in remaining) + '\n')
+    text = refused(capsys, 'evaluate', out, '--on', 'captions')
+    assert f'of the {len(tested)} test photos of the run, 1 are missing and 1 have changed' in text
     # what is left of them, on demand
-    asked = []
-    rows = evaluate(out, 'captions', root, log=asked.append)
-    assert any(f'the other {len(tested) - 2} are used' in l for l in asked) and rows != before
+    wanted = []
+    rows = evaluate(out, 'captions', root, log=wanted.append)
+    assert any(f'the other {len(tested) - 2} are used' in l for l in wanted) and rows != before
 
 
 def test_a_stopped_run_keeps_its_test_photos(tmp_path):
@@ -260,10 +260,10 @@ def test_a_stopped_run_keeps_its_test_photos(tmp_path):
     shutil.copy(tmp_path / lines[1].split(',')[0], tmp_path / new)
     root.write_text('\n'.join([lines[0], f'{new},a photo that came later', *lines[1:]]) + '\n')
     (out / 'result.jsonl').unlink()
-    said = []
-    resume_run(out, log=said.append)
+    text = []
+    resume_run(out, log=text.append)
     assert load(out).results()[-1]['numbers']['right'] == was
-    assert any('exactly the' in l and '1 photos that were added' in l for l in said)
+    assert any('exactly the' in l and '1 photos that were added' in l for l in text)
     new = first_names(0.2, False)[0]
     shutil.copy(tmp_path / lines[1].split(',')[0], tmp_path / new)
     root.write_text('\n'.join([lines[0], f'{new},a photo that came later', *lines[1:]]) + '\n')
@@ -288,9 +288,9 @@ def test_shards_are_written_from_one_reading(tmp_path):
     "What is left out is said once; shards that are in parts stay in parts"
     root = table(tmp_path / 'photos', ['train'] * 8 + ['valid'] * 4 + ['test'] * 4)
     (root.parent / 'images' / 'train-000003.jpg').unlink()
-    said = []
-    make_shards('csv', root, tmp_path / 'shards', log=said.append)
-    assert sum('1 of 16 images' in line for line in said) == 1 and sum(line.startswith('split: ') for line in said) == 1
+    text = []
+    make_shards('csv', root, tmp_path / 'shards', log=text.append)
+    assert sum('1 of 16 images' in line for line in text) == 1 and sum(line.startswith('split: ') for line in text) == 1
     assert sorted(p.parent.name for p in (tmp_path / 'shards').rglob('*.tar')) == ['test', 'train', 'valid']
     with pytest.raises(ValueError, match='--split hash: webdataset comes in parts'):
         make_shards('webdataset', tmp_path / 'shards', tmp_path / 'again', split='hash')

@@ -57,9 +57,9 @@ def rough(g, n, m):
 @pytest.mark.parametrize('seed', range(4))
 def test_ranks_are_those_of_all_orders_of_ties(seed):
     g = torch_rng('ties', seed)
-    img, txt, owner = rough(g, 4, 9)
-    got = retrieval_ranks(img, txt, owner, chunk=3)
-    s = img @ txt.T
+    image, txt, owner = rough(g, 4, 9)
+    got = retrieval_ranks(image, txt, owner, chunk=3)
+    s = image @ txt.T
     assert any((got[d].tied > 0).any() for d in got)
     for way, scores, right in (
         ('i2t', s, owner == torch.arange(4)[:, None]),
@@ -73,14 +73,14 @@ def test_ranks_are_those_of_all_orders_of_ties(seed):
 
 def test_order_of_images_and_captions_is_nothing_to_the_scores():
     g = torch_rng('order')
-    img, txt, owner = rough(g, 40, 130)
-    img, txt = (x + 0.1 * torch.randn(x.shape, generator=g) for x in (img, txt))
+    images, txt, owner = rough(g, 40, 130)
+    images, txt = (x + 0.1 * torch.randn(x.shape, generator=g) for x in (images, txt))
     p = torch.randperm(40, generator=g)
     q = torch.randperm(130, generator=g)
     place = torch.empty(40, dtype=torch.long)
     place[p] = torch.arange(40)
-    a = retrieval_ranks(img, txt, owner, 7)
-    b = retrieval_ranks(img[p], txt[q], place[owner[q]], 1000)
+    a = retrieval_ranks(images, txt, owner, 7)
+    b = retrieval_ranks(images[p], txt[q], place[owner[q]], 1000)
     for way, order in (('i2t', p), ('t2i', q)):
         assert np.array_equal(a[way].places()[order], b[way].places())
         assert np.isclose(a[way].recall(5), b[way].recall(5)) and a[way].median() == b[way].median()
@@ -89,11 +89,11 @@ def test_order_of_images_and_captions_is_nothing_to_the_scores():
 def test_several_captions_are_counted_rightly():
     "An image has found its caption with the best of five; one caption of five is another question"
     g = torch_rng('five')
-    img = torch.randn(200, 32, generator=g)
+    images = torch.randn(200, 32, generator=g)
     owner = torch.arange(200).repeat_interleave(5)
-    txt = img[owner] + 4 * torch.randn(1000, 32, generator=g)
-    ranks = retrieval_ranks(img, txt, owner)['i2t']
-    s = F.normalize(img, dim=1) @ F.normalize(txt, dim=1).T
+    txt = images[owner] + 4 * torch.randn(1000, 32, generator=g)
+    ranks = retrieval_ranks(images, txt, owner)['i2t']
+    s = F.normalize(images, dim=1) @ F.normalize(txt, dim=1).T
     place = s.argsort(1, descending=True).argsort(1).view(200, 200, 5)[torch.arange(200), torch.arange(200)]
     assert np.array_equal(ranks.places(), place.amin(1).numpy())
     assert ranks.recall(1) > 1.5 * float((place[:, 0] == 0).float().mean())
@@ -201,31 +201,31 @@ def test_intersection_over_union_is_1_for_equal_and_0_for_disjoint_sets():
 @pytest.mark.parametrize('name', METHODS)
 def test_image_and_text_embeddings_are_unit_vectors_of_one_width(name):
     "Both capabilities or neither; unit vectors of one width, the same alone and in company"
-    method, recipe, splits, tok = material(name)
-    dls = loaders(splits['train'], splits['valid'], collate=method.collator(recipe, tok), size=recipe.size, bs=8)
+    method, recipe, splits, tokenizer = material(name)
+    dls = loaders(splits['train'], splits['valid'], collate=method.collator(recipe, tokenizer), size=recipe.size, bs=8)
     learn = make_learner(method, recipe, dls, precision='fp32')
     can = learn.capabilities(learn.model.eval())
     assert ('embed_image' in can) == ('embed_text' in can)
     if 'embed_text' not in can:
         return
-    img = dls.valid.one_batch()[0]['img']
-    ids = tok.encode(['a dog', 'two cats in the snow', 'a house'], recipe.max_len)
-    lens = torch.tensor(list(map(len, ids)))
-    ids = torch.tensor([i + [tok.pad] * (int(lens.max()) - len(i)) for i in ids])
-    v = can['embed_image'](img)
-    t = can['embed_text'](ids, lens)
-    assert v.shape == (len(img), t.shape[1]) and len(t) == 3 and not (v.requires_grad or t.requires_grad)
+    images = dls.valid.one_batch()[0]['images']
+    ids = tokenizer.encode(['a dog', 'two cats in the snow', 'a house'], recipe.max_len)
+    lengths = torch.tensor(list(map(len, ids)))
+    ids = torch.tensor([i + [tokenizer.pad] * (int(lengths.max()) - len(i)) for i in ids])
+    v = can['embed_image'](images)
+    t = can['embed_text'](ids, lengths)
+    assert v.shape == (len(images), t.shape[1]) and len(t) == 3 and not (v.requires_grad or t.requires_grad)
     for x in (v, t):
         assert torch.allclose(x.norm(dim=1), torch.ones(len(x)), atol=1e-5)
-    assert torch.allclose(can['embed_image'](img[3:4]), v[3:4], atol=1e-5)
-    assert torch.allclose(can['embed_text'](ids[:1, : lens[0]], lens[:1]), t[:1], atol=1e-5)
+    assert torch.allclose(can['embed_image'](images[3:4]), v[3:4], atol=1e-5)
+    assert torch.allclose(can['embed_text'](ids[:1, : lengths[0]], lengths[:1]), t[:1], atol=1e-5)
     assert not torch.allclose(t[0], t[2], atol=1e-3)
 
 
 def test_vectors_do_not_depend_on_the_mode_of_the_model():
     "The text encoder with a dropout of .5, asked after `learn.model.train()`"
-    method, recipe, splits, tok = material('loctex')
-    dls = loaders(splits['train'], splits['valid'], collate=method.collator(recipe, tok), size=recipe.size, bs=8)
+    method, recipe, splits, tokenizer = material('loctex')
+    dls = loaders(splits['train'], splits['valid'], collate=method.collator(recipe, tokenizer), size=recipe.size, bs=8)
     learn = make_learner(method, recipe, dls, precision='fp32')
     for net in learn.model.modules():
         if isinstance(net, torch.nn.Dropout):
@@ -236,7 +236,7 @@ def test_vectors_do_not_depend_on_the_mode_of_the_model():
     v = image_vectors(m, few)
     t = text_vectors(m, texts)
     learn.model.train()
-    ids = torch.tensor([tok.encode(['a dog'], recipe.max_len)[0]])
+    ids = torch.tensor([tokenizer.encode(['a dog'], recipe.max_len)[0]])
 
     def ask():
         return m.capabilities['embed_text'](ids, torch.tensor([ids.shape[1]]))
@@ -267,9 +267,9 @@ def test_a_training_ends_with_retrieval(run):
     page = (run / 'report.html').read_text()
     for title in ('Retrieval', 'Image to text', 'Text to image', 'Cosines'):
         assert f'<h2>{title}' in page
-    said = []
-    assert evaluate(run, 'retrieval', log=said.append) == rows
-    assert 'belong to several images' in said[0] and 'of 120 captions; 5 captions an image, test' in said[1]
+    text = []
+    assert evaluate(run, 'retrieval', log=text.append) == rows
+    assert 'belong to several images' in text[0] and 'of 120 captions; 5 captions an image, test' in text[1]
 
 
 def test_a_run_is_evaluated_on_other_photos(run, tmp_path):
@@ -280,13 +280,13 @@ def test_a_run_is_evaluated_on_other_photos(run, tmp_path):
         at.parent.mkdir(exist_ok=True)
         scene('test', n, size=64).load().save(at)
         captions = scene('test', n).captions[: n % 3 + 1]
-        said = [dict(tokens=c.split(), raw=c, imgid=n, sentid=k) for k, c in enumerate(captions)]
-        rows.append(dict(filepath='val2014', filename=at.name, imgid=n, split=part, sentences=said, cocoid=n))
+        text = [dict(tokens=c.split(), raw=c, imgid=n, sentid=k) for k, c in enumerate(captions)]
+        rows.append(dict(filepath='val2014', filename=at.name, imgid=n, split=part, sentences=text, cocoid=n))
     (tmp_path / SPLIT_FILE).write_text(json.dumps(dict(images=rows, dataset='coco')))
-    said = []
-    got = evaluate(run, 'retrieval', tmp_path, data='coco', log=said.append)
-    assert 'split: from dataset_coco.json: 6 train, 3 valid, 12 test' in said
-    assert any('may have been trained on some of' in l for l in said)
+    text = []
+    got = evaluate(run, 'retrieval', tmp_path, data='coco', log=text.append)
+    assert 'split: from dataset_coco.json: 6 train, 3 valid, 12 test' in text
+    assert any('may have been trained on some of' in l for l in text)
     assert {(r['candidates'], r['captions_per_image']) for r in got} == {(12, '1 to 3'), (24, '1 to 3')}
     with pytest.raises(ValueError, match='protocol 1k: 12 images, at least 1000'):
         evaluate(run, 'retrieval', tmp_path, data='coco', protocol='1k', log=str)
@@ -326,4 +326,4 @@ def test_a_model_without_the_capability_is_named(run):
 
     context = EvaluationContext(m, None, load(run).info, None)
     with pytest.raises(ValueError, match='loctex has no capability embed_text, which --on retrieval needs'):
-        EVALUATIONS['retrieval'].ask(context)
+        EVALUATIONS['retrieval'].evaluate(context)

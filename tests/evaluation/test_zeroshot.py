@@ -12,7 +12,7 @@ from vlrep.data.transforms import EvalTransform
 from vlrep.datasets.base import DATASETS
 from vlrep.evaluation.base import EVALUATIONS, EvaluationContext
 from vlrep.evaluation.zeroshot.benchmarks import read_awa2, read_cub
-from vlrep.evaluation.zeroshot.zeroshot import ask_zeroshot, fit_attributes, zeroshot_hits
+from vlrep.evaluation.zeroshot.zeroshot import evaluate_zeroshot, fit_attributes, zeroshot_hits
 from vlrep.models.backbones import make_backbone
 from vlrep.models.pretrained import Pretrained
 
@@ -85,8 +85,8 @@ def test_awa2_is_read_as_it_is_handed_out(awa2):
         (tag,) = b.images[i].tags
         assert tag == b.classes[b.label[i]] and near(b, i, COLORS[tag]), i
     rows = b.parts()
-    assert sorted(np.concatenate(list(rows.values()))) == list(range(20)) and len(rows['held']) == 3
-    assert not b.unseen[b.label[rows['train']]].any() and {*b.label[rows['held']]} == {0, 1, 2}
+    assert sorted(np.concatenate(list(rows.values()))) == list(range(20)) and len(rows['validation']) == 3
+    assert not b.unseen[b.label[rows['train']]].any() and {*b.label[rows['validation']]} == {0, 1, 2}
 
 
 def test_cub_is_read_as_it_is_handed_out(cub):
@@ -153,18 +153,18 @@ def test_any_model_is_evaluated(awa2):
         awa2,
         log=lambda s: None,
     )
-    kept = {k: v.clone() for k, v in m.backbone.state_dict().items()}
-    rows = EVALUATIONS['zeroshot'].ask(about, benchmark='awa2', average='classes')
+    remaining = {k: v.clone() for k, v in m.backbone.state_dict().items()}
+    rows = EVALUATIONS['zeroshot'].evaluate(about, benchmark='awa2', average='classes')
     assert [(r['backbone'], r['question']) for r in rows][:4] == [
         ('none', q) for q in ('unseen, of all', 'unseen, of unseen', 'seen, of all', 'harmonic mean')
     ]
     assert [r['n'] for r in rows[:4]] == [5, 5, 3, 8] and [r['chance'] for r in rows[:4]] == [25.0, 100.0, 25.0, 25.0]
-    assert rows == ask_zeroshot(about, 'awa2', 'classes')  # the same numbers again
-    assert all(torch.equal(v, kept[k]) for k, v in m.backbone.state_dict().items())
+    assert rows == evaluate_zeroshot(about, 'awa2', 'classes')  # the same numbers again
+    assert all(torch.equal(v, remaining[k]) for k, v in m.backbone.state_dict().items())
     lost = sorted(awa2.rglob('*.jpg'))[0]
-    said = []
+    text = []
     lost.write_bytes(b'no photo')
-    EVALUATIONS['zeroshot'].ask(replace(about, log=said.append), benchmark='awa2')
-    assert sum(line.startswith('left out: ') and lost.name in line for line in said) == 1
+    EVALUATIONS['zeroshot'].evaluate(replace(about, log=text.append), benchmark='awa2')
+    assert sum(line.startswith('left out: ') and lost.name in line for line in text) == 1
     with pytest.raises(ValueError, match='at most 0 may be so'):
-        EVALUATIONS['zeroshot'].ask(replace(about, max_damaged=0), benchmark='awa2')
+        EVALUATIONS['zeroshot'].evaluate(replace(about, max_corrupt=0), benchmark='awa2')

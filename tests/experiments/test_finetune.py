@@ -67,14 +67,14 @@ def test_fine_tuning_leaves_a_run_folder(tuned):
             r = rows[f'vqa {split}', who]
             assert r['metric'] == 'accuracy' and 0 < r['chance'] < 100
             assert 0 <= r['low'] <= r['value'] <= r['high'] <= 100
-        said = json.loads((run / f'predictions-{split}.json').read_text())
-        asked = [f'{split}-{k:06d}' for k in range(6)]
-        assert {s['question_id'].rsplit('-', 1)[0] for s in said} == set(asked) and len(said) == r['n']
+        text = json.loads((run / f'predictions-{split}.json').read_text())
+        wanted = [f'{split}-{k:06d}' for k in range(6)]
+        assert {s['question_id'].rsplit('-', 1)[0] for s in text} == set(wanted) and len(text) == r['n']
         labels = json.loads((run / 'labels.json').read_text())
-        assert {s['answer'] for s in said} <= set(labels) - {'<unk>'}
+        assert {s['answer'] for s in text} <= set(labels) - {'<unk>'}
     assert [h[0] for h in line['numbers']['history']] == [3, 6] and run.saved() == [3, 6]
-    kept = run.state('best')['training']['callbacks']['save_run']
-    assert max(h[2] for h in line['numbers']['history']) == kept['score']
+    remaining = run.state('best')['training']['callbacks']['save_run']
+    assert max(h[2] for h in line['numbers']['history']) == remaining['score']
 
 
 def test_the_table_is_that_of_the_best_checkpoint(tuned, body):
@@ -148,18 +148,18 @@ def test_a_stopped_and_resumed_fine_tuning_has_the_same_bits(tuned, body, tmp_pa
     with pytest.raises(TrainingInterrupted) as e:
         finetune(finetune_spec(body, 'vqa', [*PLAN, *SCENES]), out=tmp_path / 'stopped', log=Stop())
     assert e.value.code == 130 and load(tmp_path / 'stopped').saved()[-1] == 4
-    said = []
-    out = resume_run(tmp_path / 'stopped', log=said.append)
-    assert 'resuming from step 4' in said
+    text = []
+    out = resume_run(tmp_path / 'stopped', log=text.append)
+    assert 'resuming from step 4' in text
     for which in ('last', 'best'):
         a = load(tuned).weights(which)
         b = load(out).weights(which)
         assert all(torch.equal(a[k], b[k]) for k in a) and a.keys() == b.keys()
     a, b = (load(r).results()[0]['numbers'] for r in (tuned, out))
     assert a['table'] == b['table'] and a['history'] == b['history']
-    said.clear()
-    resume_run(out, log=said.append)
-    assert 'nothing is left to do' in said[-1]
+    text.clear()
+    resume_run(out, log=text.append)
+    assert 'nothing is left to do' in text[-1]
 
 
 OTHERS = [dict(changes=['lr=0.02']), dict(changes=['scenes=13']), dict(seed=1), dict(task='vizwiz')]
@@ -214,7 +214,7 @@ def test_every_task_is_trained_on_its_own_files(body, tmp_path, task):
     "The layouts of the downloads; VQA's and VizWiz's test sets have no answers, and get a file of predictions"
     write, extra = WRITERS[task]
     root = tmp_path / 'root'
-    said = []
+    texts = []
     for k, split in enumerate(('train', 'valid', 'test')):
         scenes = [world('train', 18, size=48, with_=extra)[i] for i in range(6 * k, 6 * k + 6)]
         if task == 'mm_imdb':
@@ -224,7 +224,7 @@ def test_every_task_is_trained_on_its_own_files(body, tmp_path, task):
     out = finetune(
         finetune_spec(body, task, ['steps=2', 'bs=4', 'every=2', 'warmup=1'], root=root),
         out=tmp_path / 'out',
-        log=said.append,
+        log=texts.append,
     )
     run = load(out)
     table = run.results()[0]['numbers']['table']
@@ -238,7 +238,7 @@ def test_every_task_is_trained_on_its_own_files(body, tmp_path, task):
         assert [a['image'] for a in json.loads(text)][1] == 'VizWiz_test_00000001.jpg'
     if task == 'snli_ve':
         assert json.loads(text.splitlines()[0]).keys() == {'pairID', 'prediction'}
-        assert any('have no label (-)' in s for s in said)
+        assert any('have no label (-)' in s for s in texts)
     if task == 'mm_imdb':
         assert len(json.loads(text)) == 6 and len(json.loads((run / 'labels.json').read_text())) == 23
     assert run.info['finetune']['data'] == task
@@ -246,34 +246,34 @@ def test_every_task_is_trained_on_its_own_files(body, tmp_path, task):
 
 def test_missing_photos_and_answers_are_counted(body, scenes_in_vqa, tmp_path):
     (tmp_path / 'root/train2014/COCO_train2014_000000000002.jpg').unlink()
-    said = []
+    text = []
     lost = '1 of 4 images named in .* are missing: COCO_train2014_000000000002.jpg'
     with pytest.raises(ValueError, match=lost):
         finetune(
             finetune_spec(body, 'vqa', PLAN, root=tmp_path / 'root'),
-            Runtime(max_damaged=0),
+            Runtime(max_corrupt=0),
             out=tmp_path / 'out',
             log=quiet,
         )
     assert not (tmp_path / 'out').exists()
-    finetune(finetune_spec(body, 'vqa', PLAN, root=tmp_path / 'root'), out=tmp_path / 'out', log=said.append)
-    assert any(re.search(lost, line) and line.endswith('they are left out') for line in said)
+    finetune(finetune_spec(body, 'vqa', PLAN, root=tmp_path / 'root'), out=tmp_path / 'out', log=text.append)
+    assert any(re.search(lost, line) and line.endswith('they are left out') for line in text)
 
 
 def test_unreadable_photos_of_the_validation_set_are_counted_before_training(body, scenes_in_vqa, tmp_path):
-    "Their examples are left out and counted before the training, not met after it; --max-damaged limits them"
+    "Their examples are left out and counted before the training, not met after it; --max-corrupt limits them"
     (tmp_path / 'root/val2014/COCO_val2014_000000000002.jpg').write_bytes(b'no photo')
     with pytest.raises(ValueError, match='1 of 4 images cannot be read, at most 0 may be so'):
         finetune(
             finetune_spec(body, 'vqa', PLAN, root=tmp_path / 'root'),
-            Runtime(max_damaged=0),
+            Runtime(max_corrupt=0),
             out=tmp_path / 'out',
             log=quiet,
         )
-    said = []
-    run = finetune(finetune_spec(body, 'vqa', PLAN, root=tmp_path / 'root'), out=tmp_path / 'out', log=said.append)
+    text = []
+    run = finetune(finetune_spec(body, 'vqa', PLAN, root=tmp_path / 'root'), out=tmp_path / 'out', log=text.append)
     n = len(scenes_in_vqa[1].questions)
-    assert any(f'{n} of ' in line and 'are about images that cannot be read' in line for line in said), said
+    assert any(f'{n} of ' in line and 'are about images that cannot be read' in line for line in text), text
     rows = load(run).results()[-1]['numbers']['table']
     assert max(r['n'] for r in rows) == sum(len(s.questions) for s in scenes_in_vqa) - n
 
@@ -326,9 +326,9 @@ def test_beginnings_of_long_texts_are_read_only_on_request(body, tmp_path):
     with pytest.raises(ValueError, match='train: 100 % of 12 texts are longer than max_len=6 .*--max-len .*--max-cut'):
         finetune(finetune_spec(body, 'mm_imdb', short), out=tmp_path / 'out', log=quiet)
     assert not (tmp_path / 'out').exists()
-    said = []
-    finetune(finetune_spec(body, 'mm_imdb', [*short, 'max_cut=1']), out=tmp_path / 'out', log=said.append)
-    counted = [line for line in said if 'of the tokens are unknown' in line]
+    text = []
+    finetune(finetune_spec(body, 'mm_imdb', [*short, 'max_cut=1']), out=tmp_path / 'out', log=text.append)
+    counted = [line for line in text if 'of the tokens are unknown' in line]
     assert [line.partition(' texts')[0] for line in counted] == [
         'train: 100 % of 12',
         'valid: 100 % of 6',
@@ -423,7 +423,7 @@ def test_the_edges_of_a_wide_photo_are_seen(body, boxed, tmp_path, how):
     if how == 'boxes':
         one, two = (
             m.capabilities['answer'].__self__.model.body.regions(
-                {'img': m.batch([i]), **m.capabilities['answer'].__self__.boxes([(0, 0, 0.2, 1)])}
+                {'images': m.batch([i]), **m.capabilities['answer'].__self__.boxes([(0, 0, 0.2, 1)])}
             )
             for i in (plain, other)
         )
@@ -441,7 +441,7 @@ def test_training_and_decisions_see_the_whole_photo(body, tmp_path, monkeypatch)
     def noted(self, batch, key=None):
         assert (batch['hw'][:, 1] == 2 * batch['hw'][:, 0]).all()
         got = call(self, batch, key)
-        seen.append(torch.allclose(got['img'], whole_view(batch['img'], batch['hw'], self.size), atol=1e-5))
+        seen.append(torch.allclose(got['images'], whole_view(batch['images'], batch['hw'], self.size), atol=1e-5))
         return got
 
     monkeypatch.setattr(EvalTransform, '__call__', noted)
@@ -477,8 +477,8 @@ def planted(folder, n):
             np.zeros((n, size, size, 3), np.uint8), 'planted', split=split, ids=[f'{split}{i}' for i in range(n)]
         )
         rows = g.permutation(2 * n) % n
-        said = [[['no', 'yes'][answer(split, i)]] for i in rows]
-        return TaskDataset(base, rows, ['is it so?'] * len(rows), answers=said)
+        text = [[['no', 'yes'][answer(split, i)]] for i in rows]
+        return TaskDataset(base, rows, ['is it so?'] * len(rows), answers=text)
 
     def answer(split, i):
         return hash_bit(f'{split}{i}')
@@ -523,9 +523,9 @@ def test_each_image_has_its_own_regions(tmp_path, monkeypatch, shuffled):
     finally:
         TASKS.pop('planted', None)
     table = {(r['question'], r['backbone']): r['value'] for r in load(out).results()[0]['numbers']['table']}
-    right, blind = (table['planted test', who] for who in ('visualbert', 'visualbert, no image'))
+    right, text_only = (table['planted test', who] for who in ('visualbert', 'visualbert, no image'))
     assert (30 < right < 70) if shuffled else right > 97, table
-    assert 30 < blind < 70, table
+    assert 30 < text_only < 70, table
 
 
 @pytest.mark.parametrize('bf16', [False, True])
@@ -586,8 +586,8 @@ def test_the_schedule_of_mm_imdb_is_that_of_the_paper(tmp_path):
 def test_the_table_may_leave_out_the_test_set(body, tmp_path):
     "Which split a number is of its row says"
     out = finetune(finetune_spec(body, 'snli_ve', [*SHORT, *SCENES, 'report=valid']), out=tmp_path / 'out', log=quiet)
-    asked = {r['question'] for r in load(out).results()[0]['numbers']['table']}
-    assert {q.split(':')[0] for q in asked} == {'snli_ve valid'} and (out / 'predictions-test.jsonl').is_file()
+    wanted = {r['question'] for r in load(out).results()[0]['numbers']['table']}
+    assert {q.split(':')[0] for q in wanted} == {'snli_ve valid'} and (out / 'predictions-test.jsonl').is_file()
 
 
 def test_the_page_shows_task_table_curves_and_examples(tuned):
@@ -611,10 +611,10 @@ def test_a_run_killed_before_its_first_checkpoint_begins_anew(tuned, body, tmp_p
     run.mkdir()
     for name in ('recipe.json', 'labels.json', 'tokenizer.model'):
         (run / name).write_bytes((tuned / name).read_bytes())
-    said = []
-    resume_run(run, log=said.append)
+    text = []
+    resume_run(run, log=text.append)
     a, b = (load(r).weights('last') for r in (run, tuned))
-    assert said[0] == 'no checkpoint: beginning anew' and all(torch.equal(v, a[k]) for k, v in b.items())
+    assert text[0] == 'no checkpoint: beginning anew' and all(torch.equal(v, a[k]) for k, v in b.items())
     assert load(run).info['finetune'] == load(tuned).info['finetune']
 
 
@@ -638,15 +638,20 @@ def test_a_backbone_gets_a_text_encoder(tmp_path):
 
 def test_a_fine_tuned_run_answers_questions(tuned, body):
     m = vlrep.load(tuned)
-    img = world('test', 2, size=64)[1].image
-    got = m.answer(img, 'What color is the dog?')
-    chances = [p for _, p in got]
-    assert len(got) == 5 and 0 < chances[-1] and chances[0] < 1 and chances == sorted(chances, reverse=True)
-    assert m.answer(img, 'What color is the dog?') == got and '<unk>' not in dict(m.answer(img, 'a', top=10**6))
+    images = world('test', 2, size=64)[1].image
+    got = m.answer(images, 'What color is the dog?')
+    hashed_uniform = [p for _, p in got]
+    assert (
+        len(got) == 5
+        and 0 < hashed_uniform[-1]
+        and hashed_uniform[0] < 1
+        and hashed_uniform == sorted(hashed_uniform, reverse=True)
+    )
+    assert m.answer(images, 'What color is the dog?') == got and '<unk>' not in dict(m.answer(images, 'a', top=10**6))
     with pytest.raises(ValueError, match='not fine-tuned on questions'):
-        vlrep.load(body).answer(img, 'what?')
+        vlrep.load(body).answer(images, 'what?')
     with pytest.raises(ValueError, match='leave them out'):
-        m.answer(img, 'what?', [(0, 0, 1, 1)])
+        m.answer(images, 'what?', [(0, 0, 1, 1)])
 
 
 def test_a_fine_tuned_run_is_refused_where_others_are_expected(tuned, body):
@@ -682,8 +687,8 @@ def test_the_command_trains_and_resumes(body, tmp_path, capsys):
     words = [str(body), '--task', 'vqa', '--frozen', '--out', str(tmp_path / 'out'), '--seed', '3']
     main(['finetune', *words, *(f'--{c}' for c in [*PLAN, *SCENES])])
     info = load(tmp_path / 'out').info
-    told = info['finetune']
-    assert told['plan']['frozen'] is True and info['seed'] == 3 and told['sizes']['scenes'] == 12
+    narratives = info['finetune']
+    assert narratives['plan']['frozen'] is True and info['seed'] == 3 and narratives['sizes']['scenes'] == 12
     assert 'vqa test (accuracy)' in capsys.readouterr().out
     main(['resume', str(tmp_path / 'out')])
     assert 'nothing is left to do' in capsys.readouterr().out

@@ -93,10 +93,10 @@ def same_run(a, b):
 
 def test_a_run_killed_in_its_first_save_goes_on_to_the_same_bits(run, whole):
     "It goes on from the best checkpoint, which is of the same step, to the same bits and numbers"
-    said = []
-    again(run, log=said.append)
+    text = []
+    again(run, log=text.append)
     same_run(run, whole)
-    assert f'resuming from step {FIRST}, that of the best checkpoint: there is no other' in said
+    assert f'resuming from step {FIRST}, that of the best checkpoint: there is no other' in text
     x, y = (load(r).results() for r in (run, whole))
     assert len(x) == 1 and x[0]['numbers']['table'] == y[0]['numbers']['table']
     assert not [p for p in run.rglob('.*.tmp')] and not load(run).missing()
@@ -104,17 +104,17 @@ def test_a_run_killed_in_its_first_save_goes_on_to_the_same_bits(run, whole):
 
 @pytest.mark.parametrize('at,step', [(FIRST, FIRST), ('best', FIRST), (0, 0)])
 def test_after_a_torn_first_save_a_step_can_be_named(run, whole, quick, at, step):
-    said = []
-    again(run, at=str(at), log=said.append)
+    text = []
+    again(run, at=str(at), log=text.append)
     same_run(run, whole)
-    assert any(s.startswith(f'resuming from step {step}' if step else 'no checkpoint: beginning anew') for s in said)
+    assert any(s.startswith(f'resuming from step {step}' if step else 'no checkpoint: beginning anew') for s in text)
 
 
 def test_after_a_torn_first_save_an_inexact_resume_works(run, quick):
-    said = []
-    again(run, inexact=True, changes=['bs=8', 'steps=30'], log=said.append)
+    text = []
+    again(run, inexact=True, changes=['bs=8', 'steps=30'], log=text.append)
     assert (
-        any('no longer exact' in s for s in said)
+        any('no longer exact' in s for s in text)
         and load(run).results()[0]['numbers']['steps'] == 30
         and load(run).state()['step'] == 30
     )
@@ -124,7 +124,7 @@ def test_after_a_torn_first_save_other_options_are_refused(run, capsys):
     "What cannot be done says what can"
     assert f'there is the best one, {run}/best: ask for best' in refused(capsys, 'resume', run, '--at', 7)
     assert f'or: vlrep resume {run}' in refused(
-        capsys, 'pretrain', '--out', run, '--method', 'tags', *sets(TWENTY_STEPS)
+        capsys, 'pretrain', '--out', run, '--method', 'supervised', *sets(TWENTY_STEPS)
     )
     assert 'Unrecognized options: --out' in refused(capsys, 'resume', run, '--out', run)
     assert f'there is the best one, {run}/best: ask for best' in refused(
@@ -161,15 +161,15 @@ def test_a_disk_full_in_the_first_save_leaves_only_the_recipe(tmp_path, monkeypa
 
     monkeypatch.setattr(torch, 'save', at_save(2, full))
     run = tmp_path / 'run'
-    said = []
+    text = []
     with pytest.raises(OSError) as e:
-        go(run, log=said.append)
+        go(run, log=text.append)
     assert (
         e.value.errno == errno.ENOSPC
         and e.value.filename == str(run / f'steps/{FIRST:06d}/state.pt')
         and e.value.strerror == 'the disk is full (No space left on device)'
     )
-    assert said[-1] == f'the checkpoints are kept; when the cause is mended: vlrep resume {run}'
+    assert text[-1] == f'the checkpoints are kept; when the cause is mended: vlrep resume {run}'
     monkeypatch.undo()
     again(run)
     same_run(run, whole)
@@ -227,9 +227,9 @@ def test_a_torn_result_is_written_again(whole, tmp_path, quick, how):
     run = Path(shutil.copytree(whole, tmp_path / 'run'))
     p = run / 'result.jsonl'
     b = p.read_bytes()
-    said = []
+    text = []
     p.unlink() if TORN[how] is None else p.write_bytes(TORN[how](b))
-    again(run, log=said.append)
+    again(run, log=text.append)
     (new,) = load(run).results()
     (old,) = load(whole).results()
     assert (
@@ -239,9 +239,9 @@ def test_a_torn_result_is_written_again(whole, tmp_path, quick, how):
     )
     assert new['changes'] == old['changes'] and {'baselines=False', 'jitter=0.3'} <= set(new['changes'])
     assert not any('flip_p' in c for c in new['changes'])  # it was given the value that it has anyway
-    assert any('torn; it will be made anew' in s for s in said) == (how != 'missing')
-    again(run, log=said.append)
-    assert 'complete, nothing is left to do' in said[-1] and len(load(run).results()) == 1
+    assert any('torn; it will be made anew' in s for s in text) == (how != 'missing')
+    again(run, log=text.append)
+    assert 'complete, nothing is left to do' in text[-1] and len(load(run).results()) == 1
 
 
 @pytest.mark.parametrize('how', TORN)
@@ -251,11 +251,11 @@ def test_a_torn_report_is_written_again_without_reading_images(whole, tmp_path, 
     p = run / 'report.html'
     b = p.read_bytes()
     result = (run / 'result.jsonl').read_bytes()
-    said = []
+    text = []
     p.unlink() if TORN[how] is None else p.write_bytes(TORN[how](b) if how != 'without its end' else b.rstrip()[:-1])
     monkeypatch.setattr(vlrep.experiments.pretrain, 'open_splits', None)
-    again(run, log=said.append)
-    assert p.read_bytes() == b and (run / 'result.jsonl').read_bytes() == result and said == [f'report: {p}']
+    again(run, log=text.append)
+    assert p.read_bytes() == b and (run / 'result.jsonl').read_bytes() == result and text == [f'report: {p}']
 
 
 def test_a_run_killed_before_its_report_writes_only_the_report(tmp_path, quick):
@@ -423,17 +423,17 @@ def test_missing_test_photos_keep_the_training(tmp_path, monkeypatch):
 
     monkeypatch.setattr(vlrep.experiments.pretrain, 'train_on', then_gone)
     run = tmp_path / 'run'
-    said = []
+    text = []
     changes = ['size=32', 'width=32', 'heads=2', 'vocab=200', 'bs=16', 'steps=2', 'warmup=1', 'train=.7', 'test=.2']
     with pytest.raises(ValueError) as e:
-        pretrain(run_spec('masked_lm', changes, data='flickr8k', root=tmp_path / 'photos'), out=run, log=said.append)
+        pretrain(run_spec('masked_lm', changes, data='flickr8k', root=tmp_path / 'photos'), out=run, log=text.append)
     n = len(moved)
     assert (
         n > 5
         and str(e.value).startswith(f'{n} of {n} test photos cannot be read, and at least 2 must be: ')
         and f'vlrep resume {run}' in str(e.value)
     )
-    assert f'left out: {n - 5} more' in said and str(moved[0]) in str(e.value) and not (run / 'result.jsonl').exists()
+    assert f'left out: {n - 5} more' in text and str(moved[0]) in str(e.value) and not (run / 'result.jsonl').exists()
     monkeypatch.undo()
     for p in moved:
         shutil.move(away / p.name, p)
@@ -447,7 +447,7 @@ def test_a_path_is_printed_on_a_terminal_that_lacks_its_letters(tmp_path, monkey
     out, err = (io.TextIOWrapper(io.BytesIO(), encoding) for _ in range(2))
     monkeypatch.setattr(sys, 'stdout', out)
     monkeypatch.setattr(sys, 'stderr', err)
-    main(['pretrain', '--out', str(tmp_path / 'Läufe 😀'), '--method', 'tags', *sets(TWENTY_STEPS)])
+    main(['pretrain', '--out', str(tmp_path / 'Läufe 😀'), '--method', 'supervised', *sets(TWENTY_STEPS)])
     out.flush()
     monkeypatch.undo()
     assert '\\U0001f600/report.html' in out.buffer.getvalue().decode(encoding) and load(tmp_path / 'Läufe 😀').results()
@@ -468,7 +468,7 @@ def test_a_disk_full_while_an_evaluation_is_noted_keeps_earlier_lines(run, quick
     log.write_text('{"on": "world"}\n{"on": "wor')
     old = log.read_text()
     row = dict(question='objects', metric='mAP', backbone='tags', n=1, chance=0.0, value=1.0, low=0.0, high=2.0)
-    monkeypatch.setitem(EVALUATIONS, 'world', replace(EVALUATIONS['world'], run=lambda asked: [row]))
+    monkeypatch.setitem(EVALUATIONS, 'world', replace(EVALUATIONS['world'], run=lambda wanted: [row]))
 
     def full(self, data):
         self.touch()

@@ -58,7 +58,7 @@ def words(at, out, *more):
                 MODEL,
                 '--weights',
                 at / 'detector.pth',
-                '--most',
+                '--max-regions',
                 6,
                 '--device',
                 'cpu',
@@ -182,7 +182,7 @@ def test_wrong_words_and_files_are_refused_in_one_line(at, whole, tmp_path, caps
     monkeypatch.setenv('TORCH_HOME', str(tmp_path))  # where nothing was downloaded
     offline = refused(capsys, 'regions', at / 'photos', '--out', tmp_path / 'a', '--model', MODEL, '--device', 'cpu')
     assert 'cannot be downloaded' in offline and 'give a file' in offline
-    assert 'choose a new folder' in refused(capsys, *words(at, whole, '--most', 3))
+    assert 'choose a new folder' in refused(capsys, *words(at, whole, '--max-regions', 3))
     assert '--size: has no meaning' in refused(capsys, *words(at, tmp_path / 'a', '--size', 3))
     assert 'holds something else' in refused(capsys, *words(at, at / 'photos'))
     (tmp_path / 'run').mkdir()

@@ -51,9 +51,9 @@ def test_a_finished_run_trains_more_steps_with_moved_photos(trained, run, capsys
     err = refused(capsys, 'resume', run, '--steps', 9)
     assert 'photos' in err and '--root' in err, err
     main(words('resume', run, '--root', trained / 'moved', '--steps', 9))
-    said = capsys.readouterr().out
-    assert 'the run was finished and goes on to 9 steps, on a schedule made anew' in said, said
-    assert 'at step 6 the learning rate is 0.' in said and 'no longer exact, it differs in: steps: was 6, now 9' in said
+    text = capsys.readouterr().out
+    assert 'the run was finished and goes on to 9 steps, on a schedule made anew' in text, text
+    assert 'at step 6 the learning rate is 0.' in text and 'no longer exact, it differs in: steps: was 6, now 9' in text
     done = load(run)
     assert [r['numbers']['steps'] for r in done.results()] == [6, 9] and done.saved()[-1] == 9
     assert done.info['inexact'] == ['steps: was 6, now 9'] and done.info['root'] == str(trained / 'moved')
@@ -105,9 +105,9 @@ def test_more_steps_for_an_unfinished_run_are_refused(trained, run, capsys):
 
 
 def test_the_data_of_the_run_is_asked_not_the_default(trained, run, tmp_path, capsys):
-    said = []
-    resume_run(run, recorded_spec(run).changed(root=trained / 'moved'), log=said.append)
-    assert 'complete' in said[-1]
+    text = []
+    resume_run(run, recorded_spec(run).changed(root=trained / 'moved'), log=text.append)
+    assert 'complete' in text[-1]
     build(tmp_path / 'world')
     err = refused(capsys, 'resume', tmp_path / 'world', '--root', tmp_path)
     assert 'world needs no files' in err
@@ -162,9 +162,9 @@ def test_nothing_but_damaged_photos_is_an_error(plain, photos, tmp_path, capsys)
 
 
 def test_python_gets_none_for_a_damaged_photo(plain, photos, tmp_path):
-    said = []
-    got = caption(plain, [photos[0], tmp_path / 'cut.png', photos[1]], log=str, warn=said.append)
-    assert got[1] is None and got[0] and got[2] and len(said) == 1 and 'cut.png' in said[0]
+    text = []
+    got = caption(plain, [photos[0], tmp_path / 'cut.png', photos[1]], log=str, warn=text.append)
+    assert got[1] is None and got[0] and got[2] and len(text) == 1 and 'cut.png' in text[0]
     assert [got[0], got[2]] == vlrep.load(plain).caption([str(photos[0]), str(photos[1])])
 
 
@@ -200,13 +200,13 @@ def test_a_study_without_its_lines_deletes_nothing(plain, tmp_path, capsys):
     (tmp_path / 's.toml').write_text(STUDY)
     for part, made in (('runs', 'recipe.json'), ('tasks', 'recipe.json'), ('trials', 'trial.json')):
         out = tmp_path / part
-        there = shutil.copytree(plain, out / part / 'sets-0')
+        present = shutil.copytree(plain, out / part / 'sets-0')
         if made == 'trial.json':
-            (there / 'recipe.json').rename(there / made)
-        before = sorted(p.name for p in there.rglob('*'))
+            (present / 'recipe.json').rename(present / made)
+        before = sorted(p.name for p in present.rglob('*'))
         err = refused(capsys, 'study', 'run', tmp_path / 's.toml', '--out', out)
         assert f'holds {part}/sets-0 and others, but no study.jsonl' in err and 'choose another --out' in err
-        assert sorted(p.name for p in there.rglob('*')) == before and not (out / 'study.jsonl').exists()
+        assert sorted(p.name for p in present.rglob('*')) == before and not (out / 'study.jsonl').exists()
 
 
 def test_a_study_that_lost_a_line_deletes_nothing(plain, tmp_path):
@@ -215,7 +215,7 @@ def test_a_study_that_lost_a_line_deletes_nothing(plain, tmp_path):
 
     (tmp_path / 's.toml').write_text(STUDY)
     folder = StudyFolder(tmp_path / 'out', read_toml(tmp_path / 's.toml'), 's.toml')
-    there = shutil.copytree(plain, tmp_path / 'out' / 'runs' / 'sets-0')
+    present = shutil.copytree(plain, tmp_path / 'out' / 'runs' / 'sets-0')
     with pytest.raises(ValueError, match='sets-0: holds a run of which .*study.jsonl has no line'):
-        _begin(folder, dict(variant='sets', seed=0, values={}, spec={}), dict(folder=str(there)))
-    assert (there / 'recipe.json').exists() and (there / 'best').is_dir()
+        _begin(folder, dict(variant='sets', seed=0, values={}, spec={}), dict(folder=str(present)))
+    assert (present / 'recipe.json').exists() and (present / 'best').is_dir()

@@ -97,7 +97,7 @@ def test_each_run_begins_with_the_backbone_of_the_one_before(folder, net):
             '--dry-run',
         ],
     )
-    first, second = (backbone(run(n)) for n in ('rotnet', 'tags'))
+    first, second = (backbone(run(n)) for n in ('rotnet', 'supervised'))
     assert all(begun(backbone(run(n)), first) for n in ('still', 'file')) and not begun(second, first)
     assert begun(backbone(run('icmlm')), second)
     facts = load(run('icmlm')).info
@@ -149,8 +149,8 @@ def test_wrong_sources_are_refused_in_one_line(folder):
         ('--weights', 'named-rotnet/best/model.safetensors'): 'holds no ResNet',
         ('--weights', 'ours-rotnet/best/model.safetensors', '--backbone', MOBILE): f'are not those of {MOBILE}',
     }
-    said = vlrep(folder, *(words('icmlm', 'never', *w) for w in cases), codes=[2] * len(cases))
-    for got, want in zip(said, cases.values()):
+    text = vlrep(folder, *(words('icmlm', 'never', *w) for w in cases), codes=[2] * len(cases))
+    for got, want in zip(text, cases.values()):
         assert want in got and 'Traceback' not in got, got
     assert not (folder / 'never').exists()
 
@@ -158,10 +158,10 @@ def test_wrong_sources_are_refused_in_one_line(folder):
 def test_a_recipe_field_named_init_is_no_folder(folder):
     "VirTex has a field of that name, which is no folder"
     few = sets(['scenes=64', 'steps=2', 'warmup=1'])
-    said = vlrep(
+    text = vlrep(
         folder,
         ['pretrain', '--init', 'fan_in', '--fields', *few],
         ['pretrain', '--init', 'ours-rotnet', *few],
         codes=[0, 2],
     )
-    assert 'init=fan_in' in said[0] and "unknown init 'ours-rotnet'" in said[1]
+    assert 'init=fan_in' in text[0] and "unknown init 'ours-rotnet'" in text[1]

@@ -137,11 +137,11 @@ def test_training_lowers_the_loss(case):
 def test_the_loss_is_a_total_and_a_count_and_pure(case):
     out = case.answer(case.learn.model)
     assert isinstance(out, dict)
-    kept = {k: v.clone() for k, v in out.items()}
+    remaining = {k: v.clone() for k, v in out.items()}
     loss = GlobalMeanLoss(case.method.loss(case.recipe))
     (t, n), (t2, n2) = loss.counted(out, case.batch), loss.counted(out, case.batch)
     assert float(n) > 0 and float(t) == float(t2) and float(n) == float(n2) and torch.as_tensor(t).ndim == 0
-    assert all(torch.equal(out[k], kept[k]) for k in kept)
+    assert all(torch.equal(out[k], remaining[k]) for k in remaining)
 
 
 def test_every_parameter_learns_in_one_group(case):
@@ -175,10 +175,10 @@ def loose(model):
             for k, v in o.items() if isinstance(o, dict) else enumerate(o):
                 yield from tensors(v, f'{at}.{k}', depth + 1)
 
-    kept = ('_parameters', '_buffers', '_modules')
+    remaining = ('_parameters', '_buffers', '_modules')
     for name, m in model.named_modules():
         for k, v in vars(m).items():
-            if k not in kept:
+            if k not in remaining:
                 yield from tensors(v, f'{name}.{k}')
     saved = set(model.state_dict())
     yield from (k for k, _ in model.named_buffers() if k not in saved)
@@ -200,8 +200,8 @@ def test_a_model_saved_and_loaded_answers_the_same(case, tmp_path):
     facts = dict(method=case.name, name='world', data=dict(name='world'), seed=0, precision='fp32', threads=1)
     facts |= dict(sizes=case.learn.sizes, side=case.splits['train'].size)
     with Run.create(tmp_path / 'run', recipe=case.recipe, **facts) as run:
-        if case.tok:
-            case.tok.save(run / 'tokenizer.model')
+        if case.tokenizer:
+            case.tokenizer.save(run / 'tokenizer.model')
         run.save('best', case.learn.model.state_dict(), dict(step=case.recipe.steps))
     m = vlrep.load(tmp_path / 'run')
     want = case.answer(case.learn.model)
@@ -221,7 +221,7 @@ def test_a_model_saved_and_loaded_answers_the_same(case, tmp_path):
         assert m.batch(pics).shape == (2, 3, case.recipe.size, case.recipe.size)
         return
     with torch.no_grad():
-        assert torch.equal(m.backbone(case.batch['img']), case.learn.model.visual(case.batch['img']))
+        assert torch.equal(m.backbone(case.batch['images']), case.learn.model.visual(case.batch['images']))
     assert m.embed(pics).shape == (2, m.backbone.width)
     if hasattr(case.learn.model, 'generate'):
         assert all(isinstance(s, str) for s in m.caption(pics))
@@ -243,14 +243,20 @@ def test_measuring_transfer_leaves_the_backbone_as_it_is(case):
 
 def test_a_batch_is_learned_by_heart(case):
     check_by_heart(case.name)
-    method, recipe, splits, tok = material(case.name)
-    said = []
+    method, recipe, splits, tokenizer = material(case.name)
+    text = []
     wild = {k: 1e4 for k in ('lr', 'cnn_lr') if hasattr(recipe, k)}
     assert (
         not overfit(
-            method, dataclasses.replace(recipe, **wild), splits, tok=tok, precision='fp32', log=said.append, steps=30
+            method,
+            dataclasses.replace(recipe, **wild),
+            splits,
+            tokenizer=tokenizer,
+            precision='fp32',
+            log=text.append,
+            steps=30,
         )
-        and 'failed' in said[-1]
+        and 'failed' in text[-1]
     )
 
 
@@ -268,13 +274,15 @@ print(sorted(m for m in sys.modules if m.startswith('vlrep.datasets')))
 def test_opening_a_run_reads_no_dataset_code(tmp_path):
     "Runs of all methods are opened in a new process that has neither their data nor a cache"
     for name in METHODS:
-        method, recipe, splits, tok = material(name)
-        dls = loaders(splits['train'], splits['valid'], collate=method.collator(recipe, tok), size=recipe.size, bs=8)
+        method, recipe, splits, tokenizer = material(name)
+        dls = loaders(
+            splits['train'], splits['valid'], collate=method.collator(recipe, tokenizer), size=recipe.size, bs=8
+        )
         learn = make_learner(method, recipe, dls)
         facts = dict(sizes=learn.sizes, side=splits['train'].size, root=str(tmp_path / 'gone'))
         with Run.create(tmp_path / name, recipe, name, 'flickr8k', 0, **facts) as run:
-            if tok:
-                tok.save(run / 'tokenizer.model')
+            if tokenizer:
+                tokenizer.save(run / 'tokenizer.model')
             run.save('best', learn.model.state_dict(), dict(step=0))
     words = [sys.executable, '-W', 'ignore', '-c', OPEN_ALL, *[str(tmp_path / name) for name in METHODS]]
     env = {**os.environ, 'VLREP_CACHE': str(tmp_path / 'cache')}

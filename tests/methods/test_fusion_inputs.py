@@ -45,8 +45,8 @@ class Colours:
     classes = 0
     names = []
 
-    def __call__(self, img):
-        return np.asarray(img, np.float32).mean((0, 1), keepdims=True)[0], np.array([[0, 0, 1, 1]], np.float32), None
+    def __call__(self, images):
+        return np.asarray(images, np.float32).mean((0, 1), keepdims=True)[0], np.array([[0, 0, 1, 1]], np.float32), None
 
 
 def photos(folder, first, n=6, suffix='.png', names=None, **save):
@@ -175,7 +175,7 @@ def test_the_classes_of_a_detector_are_stored(detector, tmp_path, capsys):
             MODEL,
             '--weights',
             detector,
-            '--most',
+            '--max-regions',
             2,
             '--device',
             'cpu',
@@ -223,18 +223,18 @@ def test_damaged_photos_are_counted_against_a_limit(tmp_path, capsys):
     whole = {i: (at / f'{i}.png').read_bytes() for i in (1, 4, 6)}
     for i, b in whole.items():
         (at / f'{i}.png').write_bytes(b[:60])
-    with pytest.raises(ValueError, match='3 of 8 photos cannot be read, at most 2 may be so .*1.png.*--max-damaged'):
+    with pytest.raises(ValueError, match='3 of 8 photos cannot be read, at most 2 may be so .*1.png.*--max-corrupt'):
         write_regions(at, tmp_path / 'store', Colours(), {}, log=quiet)
     assert not (tmp_path / 'store').exists()
     (at / '4.png').write_bytes(whole[4])  # restored, and the same call continues
-    said = []
-    store = write_regions(at, tmp_path / 'store', Colours(), {}, log=said.append)
+    text = []
+    store = write_regions(at, tmp_path / 'store', Colours(), {}, log=text.append)
     assert sorted(store.left_out) == ['1.png', '6.png'] and store.row('4.png') >= 0 and len(store) == 6
-    assert '2 photos could not be read' in said[-1] and '1.png' in said[-1]
-    assert len(write_regions(at, tmp_path / 'none', Colours(), {}, max_damaged='40%', log=quiet)) == 6
+    assert '2 photos could not be read' in text[-1] and '1.png' in text[-1]
+    assert len(write_regions(at, tmp_path / 'none', Colours(), {}, max_corrupt='40%', log=quiet)) == 6
     with pytest.raises(ValueError, match='2 of 8 photos'):
-        write_regions(at, tmp_path / 'few', Colours(), {}, max_damaged=1, log=quiet)
-    assert '--max-damaged: max_damaged=lots' in refused(capsys, 'regions', at, '--by', 'files', '--max-damaged', 'lots')
+        write_regions(at, tmp_path / 'few', Colours(), {}, max_corrupt=1, log=quiet)
+    assert '--max-corrupt: max_corrupt=lots' in refused(capsys, 'regions', at, '--by', 'files', '--max-corrupt', 'lots')
 
 
 def test_published_files_give_classes_and_count_damage(tmp_path):
@@ -246,9 +246,9 @@ def test_published_files_give_classes_and_count_damage(tmp_path):
     with pytest.raises(ValueError, match='i3_info.npy'):
         make_regions(src, tmp_path / 'a', 'files', log=quiet)
     with pytest.raises(ValueError, match='distributions over 4 classes, and 5 are expected'):
-        make_regions(src, tmp_path / 'a', 'files', classes=5, max_damaged=1, log=quiet)
+        make_regions(src, tmp_path / 'a', 'files', classes=5, max_corrupt=1, log=quiet)
     (tmp_path / 'l.txt').write_text('a\nb\nc\nd\n')
-    got = make_regions(src, tmp_path / 'a', 'files', classes=tmp_path / 'l.txt', max_damaged=1, log=quiet)
+    got = make_regions(src, tmp_path / 'a', 'files', classes=tmp_path / 'l.txt', max_corrupt=1, log=quiet)
     assert got.names == ['a', 'b', 'c', 'd'] and list(got.left_out) == ['i3']
 
 
@@ -312,10 +312,10 @@ def test_resume_with_a_changed_store_is_refused(tmp_path, monkeypatch):
         'restore it',
     ):
         resume_run(run, log=quiet)
-    said = []
+    text = []
     stored(store)
-    resume_run(run, log=said.append)
-    assert any('resuming from step 2' in s for s in said) and load(run).results()
+    resume_run(run, log=text.append)
+    assert any('resuming from step 2' in s for s in text) and load(run).results()
 
 
 def test_a_changed_store_may_be_excused(tmp_path, monkeypatch):
@@ -330,15 +330,15 @@ def test_a_changed_store_may_be_excused(tmp_path, monkeypatch):
 
 def test_resume_with_changed_texts_is_refused(tmp_path, monkeypatch):
     "Captions that were written to a file"
-    said = tmp_path / 'said.jsonl'
+    text = tmp_path / 'said.jsonl'
 
     def write(text):
         ids = [i for part, n in (('train', 24), ('valid', 8)) for i in world(part, n, size=32).ids]
-        said.write_text(''.join(json.dumps(dict(image=f'{i}-twin', caption=text)) + '\n' for i in ids))
+        text.write_text(''.join(json.dumps(dict(image=f'{i}-twin', caption=text)) + '\n' for i in ids))
 
     write('a red car on the beach')
     grid = ['regions=grid', 'region_model=given', 'cache_regions=false', 'mim=off', 'aux_scenes=0', 'source=generated']
-    run = begun(tmp_path / 'run', [*grid, f'generated={said}'], monkeypatch)
+    run = begun(tmp_path / 'run', [*grid, f'generated={text}'], monkeypatch)
     write('a blue car on the beach')
     with pytest.raises(ValueError, match='generated of train: was'):
         resume_run(run, log=quiet)
@@ -393,10 +393,10 @@ def test_fine_tuning_reads_features_of_the_same_width(tmp_path):
     )
     assert load(run).info['sizes']['region_width'] == 6
     other = stored(tmp_path / 'other', 8)
-    said = []
+    text = []
     with pytest.raises(ValueError, match='other: has features of width 8, and this run asks for width 6'):
-        finetune(finetune_spec(run, 'vqa', TASK, region_files=other), out=tmp_path / 'out', log=said.append)
-    assert not said
+        finetune(finetune_spec(run, 'vqa', TASK, region_files=other), out=tmp_path / 'out', log=text.append)
+    assert not text
 
 
 # ---------------------------------------------------------------- no backbone
@@ -413,7 +413,7 @@ def test_what_needs_a_backbone_says_why_there_is_none(tmp_path, capsys):
         run_backbone(run)
     at = photos(tmp_path / 'photos', 0, 1)
     assert why in refused(capsys, 'regions', at, '--by', run, '--out', tmp_path / 'store')
-    assert why in refused(capsys, 'pretrain', '--method', 'tags', '--weights', run, '--out', tmp_path / 'next')
+    assert why in refused(capsys, 'pretrain', '--method', 'supervised', '--weights', run, '--out', tmp_path / 'next')
     assert why in refused(capsys, 'export', run, '--to', 'timm')
     assert not (tmp_path / 'store').exists() and not (tmp_path / 'next').exists()
 
@@ -476,10 +476,10 @@ def test_a_label_map_of_another_data_set_is_refused(tmp_path):
 # ---------------------------------------------------------------- the folder of a BERT is gone
 
 
-def bert_in(folder, tok, seed=3):
+def bert_in(folder, tokenizer, seed=3):
     "The folder of a BERT, as others publish it"
-    config = replace(small_config(tok, 16, 1, max_len=40), heads=2, eps=1e-6, ffn=24)
-    save_bert(Bert(config, seed), folder, tok)
+    config = replace(small_config(tokenizer, 16, 1, max_len=40), heads=2, eps=1e-6, ffn=24)
+    save_bert(Bert(config, seed), folder, tokenizer)
     return folder
 
 
@@ -494,20 +494,22 @@ CHANGES['vilbert'] = CHANGES['visualbert']
 def test_a_run_opens_without_the_folder_of_its_bert(method, tmp_path):
     train = world('train', 60, size=32)
     m = METHODS[method]
-    tok = bert_tokenizer('scratch', train, 300)
-    folder = bert_in(tmp_path / 'bert', tok)
+    tokenizer = bert_tokenizer('scratch', train, 300)
+    folder = bert_in(tmp_path / 'bert', tokenizer)
     own = [c for c in SMALL if method != 'icmlm' or c.partition('=')[0] not in ('width', 'heads', 'depth', 'vocab')]
     run = pretrain(run_spec(method, [*own, *CHANGES[method], f'bert={folder}'], **HOW), out=tmp_path / 'run', log=quiet)
     assert load(run).info['sizes']['bert'].items() >= dict(width=16, depth=1, heads=2, ffn=24, eps=1e-6).items()
-    batch = dict(tok=torch.tensor([[2, 9, tok.mask, 7, 3]]), lens=torch.tensor([5]), img=torch.zeros(1, 3, 32, 32))
+    batch = dict(
+        tokens=torch.tensor([[2, 9, tokenizer.mask, 7, 3]]), lengths=torch.tensor([5]), images=torch.zeros(1, 3, 32, 32)
+    )
 
-    def asked():
+    def wanted():
         with torch.no_grad():
             return vlrep.load(run).capabilities['fill_mask'](batch)
 
-    before = asked()
+    before = wanted()
     shutil.rmtree(folder)
-    torch.testing.assert_close(asked(), before, rtol=0, atol=0)
+    torch.testing.assert_close(wanted(), before, rtol=0, atol=0)
     on = 'masked_words' if method == 'icmlm' else 'fusion_ablation'
     assert evaluate(run, on, log=quiet)
     out = finetune(finetune_spec(run, 'vqa', TASK), out=tmp_path / 'out', log=quiet)

@@ -114,8 +114,8 @@ def test_a_pair_is_a_question_and_one_of_its_answers(roots):
     seen = set()
     for epoch in range(1500):
         for i, (q, a) in enumerate(zip(*collate.pairs(train, rows, epoch, 0, still))):
-            asked = next(x for x in train[i].questions if x['question'] == q)
-            assert a in asked['answers'] and len(asked['answers']) == 10
+            wanted = next(x for x in train[i].questions if x['question'] == q)
+            assert a in wanted['answers'] and len(wanted['answers']) == 10
             seen.add((i, q, a))
     assert seen == {(i, x['question'], a) for i in rows for x in train[int(i)].questions for a in x['answers']}
     assert {r.id for r in splits['valid']} <= {f'COCO_train2014_{k:012d}' for k in range(1, 25)}
@@ -126,10 +126,10 @@ def test_questions_are_not_read_as_captions(roots, capsys):
     assert 'learns from captions, and vqa has none' in refused(
         capsys, 'pretrain', '--data', 'vqa', '--root', roots / 'vqa'
     )
-    said = refused(
+    text = refused(
         capsys, 'pretrain', '--method', 'visualbert', '--data', 'vqa', '--root', roots / 'vqa', '--set', 'captions=2'
     )
-    assert 'has questions and no captions' in said
+    assert 'has questions and no captions' in text
     assert 'has questions alone' in refused(capsys, 'shards', '--data', 'vqa', '--root', roots / 'vqa')
 
 
@@ -151,7 +151,7 @@ def test_resume_with_other_questions_is_refused(roots, tmp_path):
     with pytest.raises(ValueError, match='question 1000: answers is'):
         pretrain(
             run_spec('visualbert', SMALL, data='vqa', root=tmp_path / 'vqa', **HOW),
-            Runtime(max_damaged=0),
+            Runtime(max_corrupt=0),
             out=tmp_path / 'other',
             log=quiet,
         )
@@ -186,15 +186,15 @@ def test_boxes_of_a_file_are_pretrained_and_fine_tuned_on(photos, tmp_path):
     "RoI features of a backbone for boxes of one's own, in pretraining and then in fine-tuning"
     at, lines, write = photos
     write([*lines, dict(image='elsewhere.jpg', boxes=[[0, 0, 1, 1]])])
-    said = []
+    text = []
     file = at / 'boxes.jsonl'
     run = pretrain(
         run_spec('visualbert', [*SMALL, *BOXES, f'region_files={file}'], data='csv', root=at / 'photos.csv', **HOW),
         out=tmp_path / 'run',
-        log=said.append,
+        log=text.append,
     )
-    assert any('36 boxes of 18 images' in s for s in said), said  # two are the test set
-    assert any('3 of 21 images of the file are not in the data' in s for s in said)
+    assert any('36 boxes of 18 images' in s for s in text), text  # two are the test set
+    assert any('3 of 21 images of the file are not in the data' in s for s in text)
     method = METHODS['visualbert']
     recipe = check_fields(replace(method.recipes['flickr8k'], **NET, regions='boxes', region_files=str(file)))
     splits = open_splits(method, recipe, DATASETS['csv'].options, 'csv', at / 'photos.csv', log=quiet)
@@ -325,10 +325,10 @@ def test_the_report_has_no_drift_where_there_is_none(body, tuned, tmp_path):
     out = finetune(finetune_spec(tmp_path / 'body', 'vqa', [*PLAN, *TASK]), out=tmp_path / 'out', log=quiet)
     assert load(out).results()[0]['numbers']['drift'] == load(tuned).results()[0]['numbers']['drift']
     shutil.rmtree(tmp_path / 'body')
-    said = []
+    text = []
     (out / 'result.jsonl').unlink()
-    resume_run(out, log=said.append)
-    assert any(s.startswith('the drift of the weights is not known: ') and 'body' in s for s in said)
+    resume_run(out, log=text.append)
+    assert any(s.startswith('the drift of the weights is not known: ') and 'body' in s for s in text)
     assert 'drift' not in load(out).results()[0]['numbers']
 
 
@@ -373,26 +373,26 @@ def writer(tmp_path_factory):
 
 def test_captions_are_written_in_chunks_and_kept(writer, tmp_path, monkeypatch, own_cache):
     "A few images in memory at a time; once for the same weights and images, whatever folder and names they have"
-    asked = []
+    wanted = []
     caption = Pretrained.caption
 
-    def counted(self, imgs, **kw):
-        asked.append(len(imgs))
-        return caption(self, imgs, **kw)
+    def counted(self, images, **kw):
+        wanted.append(len(images))
+        return caption(self, images, **kw)
 
     monkeypatch.setattr(Pretrained, 'caption', counted)
     monkeypatch.setattr(fusion_collate, '_CAPTIONED', 8)
     images = world('train', 20, size=48)
     first = written_by(writer, images)
-    assert asked == [8, 8, 4]
+    assert wanted == [8, 8, 4]
     assert first == [t or 'a picture' for t in vlrep.load(writer).caption([r.load() for r in images])]
-    asked.clear()
+    wanted.clear()
     shutil.copytree(writer, tmp_path / 'same')
-    assert written_by(tmp_path / 'same', images) == first and not asked
+    assert written_by(tmp_path / 'same', images) == first and not wanted
     written_by(writer, images.subset([*range(1, 20), 0]))  # as many, and others in each place
-    assert asked == [8, 8, 4]
-    for kept in (own_cache / 'captions').glob('*/captions.json'):
-        kept.write_text('[')
+    assert wanted == [8, 8, 4]
+    for remaining in (own_cache / 'captions').glob('*/captions.json'):
+        remaining.write_text('[')
     assert written_by(writer, images) == first  # a damaged file is written anew
 
 
@@ -412,7 +412,7 @@ def test_empty_captions_are_counted(writer, monkeypatch, own_cache):
     monkeypatch.setattr(
         Pretrained,
         'caption',
-        lambda self, imgs, **kw: ['', 'a dog', '\u200b'][: len(imgs)] + ['a cat'] * (len(imgs) - 3),
+        lambda self, images, **kw: ['', 'a dog', '\u200b'][: len(images)] + ['a cat'] * (len(images) - 3),
     )
     recipe = replace(
         METHODS['visualbert'].recipes['world'],
@@ -446,8 +446,8 @@ def learner(method, **changes):
     )
     images = world('train', 12, size=32)
     m = METHODS[method]
-    tok = m.train_tokenizer(recipe, images)
-    dls = loaders(images, images, collate=m.collator(recipe, tok), size=32, bs=4, device='cpu')
+    tokenizer = m.train_tokenizer(recipe, images)
+    dls = loaders(images, images, collate=m.collator(recipe, tokenizer), size=32, bs=4, device='cpu')
     return make_learner(m, recipe, dls, seed=0, precision='fp32')
 
 

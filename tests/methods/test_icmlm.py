@@ -48,8 +48,8 @@ def recipe(**changes):
 def made(data, visual=None, **changes):
     "A learner and its recipe"
     r = recipe(**changes)
-    tok = METHOD.train_tokenizer(r, data[0])
-    dls = loaders(*data, collate=METHOD.collator(r, tok), size=32, bs=16, device='cpu')
+    tokenizer = METHOD.train_tokenizer(r, data[0])
+    dls = loaders(*data, collate=METHOD.collator(r, tokenizer), size=32, bs=16, device='cpu')
     return make_learner(METHOD, r, dls, visual=visual, precision='fp32'), r
 
 
@@ -70,9 +70,9 @@ def test_attention_over_cells_sums_to_1_and_moves_with_the_cells(kind):
     head = kind(6, 8, 2, 2).eval()
     x = torch.randn(3, 12, 6)
     w = torch.randn(3, 7, 8)
-    lens = torch.tensor([7, 4, 5])
+    lengths = torch.tensor([7, 4, 5])
     place = torch.tensor([3, 1, 2])
-    real = torch.arange(7) < lens[:, None]
+    real = torch.arange(7) < lengths[:, None]
     out, p = head(x, w, real, place)
     order = torch.randperm(12)
     moved, q = head(x[:, order], w, real, place)
@@ -105,8 +105,8 @@ class TwoWide(torch.nn.Module):
 
     width = 2
 
-    def forward(self, img):
-        return torch.tensor([2.0, -1.0]).expand(len(img), 2)[..., None, None]
+    def forward(self, images):
+        return torch.tensor([2.0, -1.0]).expand(len(images), 2)[..., None, None]
 
 
 @pytest.mark.parametrize('mlm_head', [False, True])
@@ -133,9 +133,9 @@ def test_scores_of_att_fc_are_those_worked_out_by_hand(mlm_head):
 
     model = MaskedWordModel(TwoWide(), bert, head, ConceptHead(2, 1), Tok(), mlm_head=mlm_head).eval()
     batch = dict(
-        img=torch.zeros(1, 3, 8, 8),
-        tok=torch.tensor([[1, 2, 1]]),
-        lens=torch.tensor([3]),
+        images=torch.zeros(1, 3, 8, 8),
+        tokens=torch.tensor([[1, 2, 1]]),
+        lengths=torch.tensor([3]),
         place=torch.tensor([1]),
         answer=torch.tensor([0]),
         weight=torch.ones(1),
@@ -144,7 +144,7 @@ def test_scores_of_att_fc_are_those_worked_out_by_hand(mlm_head):
     want = torch.tensor([[1.0, -1.0, 3.0] if mlm_head else [2.0, -1.0, 1.0]])
     for got in (model.words(torch.tensor([[2.0, -1.0]])), model(batch)['logits'], model.fill_mask(batch)):
         assert torch.allclose(got, want, atol=1e-4), got
-    assert model.attend(batch['img'], batch['tok'], batch['lens']).flatten().tolist() == [1.0] * 3
+    assert model.attend(batch['images'], batch['tokens'], batch['lengths']).flatten().tolist() == [1.0] * 3
 
 
 # ---------------------------------------------------------------- BERT stays, the backbone waits
@@ -154,14 +154,14 @@ def test_no_weight_of_bert_moves(data):
     "The same bits after steps with weight decay, no gradient, no dropout while everything else trains"
     learn, r = made(data, head='attfc', wd=0.1)
     model = learn.model
-    kept = copy.deepcopy(model.bert.state_dict())
+    remaining = copy.deepcopy(model.bert.state_dict())
     learn.fit_steps(r.steps)
     model.train()
     assert model.visual.training and not any(m.training for m in model.bert.modules())
     b = learn.dls.train.one_batch()[0]
-    first, again = (model.language(b['tok'], b['lens'])[0] for _ in range(2))
+    first, again = (model.language(b['tokens'], b['lengths'])[0] for _ in range(2))
     assert torch.equal(first, again)
-    assert all(torch.equal(v, kept[k]) for k, v in model.bert.state_dict().items())
+    assert all(torch.equal(v, remaining[k]) for k, v in model.bert.state_dict().items())
     assert all(p.grad is None and not p.requires_grad for p in model.bert.parameters())
     trained = {id(p) for g in learn.opt.param_groups for p in g['params']}
     assert not trained & {id(p) for p in model.bert.parameters()}
@@ -175,7 +175,7 @@ def test_the_backbone_waits_for_half_of_the_steps(data, optimiser):
     first = copy.deepcopy(net.state_dict())
     head = copy.deepcopy(learn.model.head.state_dict())
     learn.fit_steps(2)
-    assert all(torch.equal(v, first[k]) for k, v in net.state_dict().items()) and not learn.model.waiting
+    assert all(torch.equal(v, first[k]) for k, v in net.state_dict().items()) and not learn.model.frozen
     assert any(not torch.equal(v, head[k]) for k, v in learn.model.head.state_dict().items())
     learn.fit_steps(4)
     moved = {k for k, v in net.state_dict().items() if not torch.equal(v, first[k])}
@@ -251,16 +251,16 @@ def test_evaluation_has_no_dropout(table, data):
 def test_exactly_one_word_is_masked(data):
     "One [MASK] each, where `place` says; with the answer put back it is a caption of the image"
     learn, r = made(data)
-    tok = learn.dls.train.tok
+    tokenizer = learn.dls.train.tokenizer
     collate = learn.dls.train.collate
     for epoch in range(3):
         b = collate(data[0], np.arange(48), epoch, 0, np.zeros(48, bool))
-        assert ((b['tok'] == tok.mask).sum(1) == 1).all()
+        assert ((b['tokens'] == tokenizer.mask).sum(1) == 1).all()
         for i in range(48):
-            ids = b['tok'][i, : b['lens'][i]].clone()
+            ids = b['tokens'][i, : b['lengths'][i]].clone()
             ids[b['place'][i]] = b['answer'][i]
-            texts = [[tok.sos, *collate.ids(t)[: r.max_len - 2], tok.eos] for t in data[0].captions[i]]
-            assert ids.tolist() in texts and tok.decode([b['answer'][i]]) in collate.concepts.index
+            texts = [[tokenizer.sos, *collate.ids(t)[: r.max_len - 2], tokenizer.eos] for t in data[0].captions[i]]
+            assert ids.tolist() in texts and tokenizer.decode([b['answer'][i]]) in collate.concepts.index
     seen = b['concepts'].sum(1)
     assert seen.min() > 0 and b['concepts'].shape == (48, len(collate.concepts))
 
@@ -331,8 +331,8 @@ def test_every_recipe_is_sound(method):
 def folder(data, tmp_path_factory):
     "A BERT in a folder, as others publish it"
     at = tmp_path_factory.mktemp('bert') / 'bert'
-    tok = METHOD.train_tokenizer(recipe(), data[0])
-    save_bert(Bert(BertConfig(len(tok), 24, 1, 2, max_len=40, pad=tok.pad), 3), at, tok)
+    tokenizer = METHOD.train_tokenizer(recipe(), data[0])
+    save_bert(Bert(BertConfig(len(tokenizer), 24, 1, 2, max_len=40, pad=tokenizer.pad), 3), at, tokenizer)
     return at
 
 
@@ -388,12 +388,12 @@ def test_all_of_vgg16_learns_and_waits(data, folder):
     "RotNet, tag prediction, ICMLM in turn, recipes of the paper but for sizes: all of VGG16 learns, and waits"
     visual = named_backbone('torchvision/vgg16', seed=0)
 
-    def learned(method, name, **changes):
+    def check_learning(method, name, **changes):
         "Which weights of VGG16 a step changes, for two steps"
         m = METHODS[method]
         r = check_fields(replace(m.recipes[name], **{**dict(size=32, bs=2, steps=4), **changes}))
-        tok = m.train_tokenizer(r, data[0])
-        dls = loaders(*data, collate=m.collator(r, tok), size=32, bs=2, device='cpu')
+        tokenizer = m.train_tokenizer(r, data[0])
+        dls = loaders(*data, collate=m.collator(r, tokenizer), size=32, bs=2, device='cpu')
         learn = make_learner(m, r, dls, visual=visual, precision='fp32')
         moved = []
         assert type(learn.opt.opt).__name__ == 'RAdam' and learn.model.visual is visual
@@ -406,10 +406,10 @@ def test_all_of_vgg16_learns_and_waits(data, folder):
 
     few = dict(top_k=20)
     # classifiers begin at zero, and give no gradient in the first step
-    assert learned('rotnet', 'rotnet_vgg16')[1] == {True}
-    assert learned('tag_prediction', 'tp_postag_vgg16', **few)[1] == {True}
+    assert check_learning('rotnet', 'rotnet_vgg16')[1] == {True}
+    assert check_learning('tag_prediction', 'tp_postag_vgg16', **few)[1] == {True}
     # att-fc waits for a quarter of the steps, weight decay and all
-    assert learned('icmlm', 'icmlm_attfc_vgg16', bert=str(folder), **few) == [{False}, {True}]
+    assert check_learning('icmlm', 'icmlm_attfc_vgg16', bert=str(folder), **few) == [{False}, {True}]
 
 
 # ---------------------------------------------------------------- what is refused, in one line, before any training
@@ -472,8 +472,10 @@ def test_a_run_has_its_tables_and_opens_to_the_same_answers(tmp_path):
     again = {(r['backbone'], r['metric']): r['value'] for r in evaluate(out, 'masked_words', log=lambda s: None)}
     assert again == {k: r['value'] for k, r in rows.items()}
     (frozen,) = (out / 'frozen').iterdir()  # BERT: once for all checkpoints
-    held = {p: set(load_file(p)) for p in [frozen, *out.glob('**/model.safetensors')]}
-    assert len(held) > 2 and all({k.split('.')[0] == 'bert' for k in ks} == {p == frozen} for p, ks in held.items())
-    assert set().union(*held.values()) == set(load(out).weights('best'))
+    held_out = {p: set(load_file(p)) for p in [frozen, *out.glob('**/model.safetensors')]}
+    assert len(held_out) > 2 and all(
+        {k.split('.')[0] == 'bert' for k in ks} == {p == frozen} for p, ks in held_out.items()
+    )
+    assert set().union(*held_out.values()) == set(load(out).weights('best'))
     samples = json.loads((out / 'samples.json').read_text())
     assert samples['words'] and all(abs(np.sum(w['map']) - 1) < 0.01 for s in samples['words'] for w in s['words'])

@@ -29,10 +29,10 @@ SHARED = [f.name for f in dataclasses.fields(MethodRecipe)]
 
 def trained(name, steps=3, **fields):
     "The learner of a method after a few steps, its images and tokens made once"
-    method, recipe, splits, tok = material(name)
+    method, recipe, splits, tokenizer = material(name)
     recipe = check_fields(dataclasses.replace(recipe, steps=steps, warmup=1, bs=16, **fields))
     few = {k: v.subset(range(32)) for k, v in splits.items() if k in ('train', 'valid')}
-    return train_on(method, recipe, few, 'world', tok, precision='fp32', log=lambda s: None)
+    return train_on(method, recipe, few, 'world', tokenizer, precision='fp32', log=lambda s: None)
 
 
 def apart(a, b):
@@ -41,7 +41,7 @@ def apart(a, b):
     return max(float((x.double() - y.double()).abs().max()) for (k, x), (l, y) in pairs if x.numel())
 
 
-@pytest.mark.parametrize('name', ['virtex', 'masked_lm', 'tags', 'loctex'])
+@pytest.mark.parametrize('name', ['virtex', 'masked_lm', 'supervised', 'loctex'])
 def test_every_method_follows_the_inherited_switches(name):
     "Recomputed activations: the same bits. Chunks of scores: but for rounding. Frozen stages stay, the average differs"
     plain = trained(name)
@@ -55,7 +55,7 @@ def test_every_method_follows_the_inherited_switches(name):
         if still or k.endswith('running_mean'):
             assert torch.equal(v, begun[k]) == still, k
     top = slow.model.visual.layer4[0].conv1.weight
-    assert name == 'tags' or not torch.equal(top, begun['layer4.0.conv1.weight'])  # its head begins at 0
+    assert name == 'supervised' or not torch.equal(top, begun['layer4.0.conv1.weight'])  # its head begins at 0
     assert slow.ema.updates == 2 and len(slow.ema.raw) == len(slow.ema.averages)
 
 
@@ -65,7 +65,7 @@ def test_compiled_stages_compute_the_same():
     from vlrep.training.memory import BackboneOptions
 
     torch.manual_seed(0)
-    img = torch.randn(2, 3, 16, 16)
+    images = torch.randn(2, 3, 16, 16)
     nets = [make_backbone(10, 4) for _ in range(2)]
     ran = []
 
@@ -76,7 +76,7 @@ def test_compiled_stages_compute_the_same():
     cb = BackboneOptions(compile='backbone', backend=backend)
     cb.learn = SimpleNamespace(model=SimpleNamespace(visual=nets[1]))
     cb.after_create()
-    for a, b in zip(nets[0].scales(img, 2), nets[1].scales(img, 2)):
+    for a, b in zip(nets[0].scales(images, 2), nets[1].scales(images, 2)):
         assert torch.equal(a, b)
     assert len(ran) == 4 and list(nets[0].state_dict()) == list(nets[1].state_dict())
     for x, y in zip(*(n.state_dict().values() for n in nets)):
@@ -109,11 +109,11 @@ def test_a_run_keeps_the_averaged_weights(tmp_path):
     run = load(out)
     assert run.recipe['ema'] == 0.8 and run.recipe['frozen_stages'] == 1
     assert {'ema=0.8', 'logit_chunk=64'} <= set(run.results()[-1]['changes'])
-    kept = run.state('last')['training']['callbacks']['ema']
+    remaining = run.state('last')['training']['callbacks']['ema']
     weights = run.weights('last')
     opened = open_run(out, 'last')
-    first = kept['averages'][0]
-    raw = kept['raw'][0]
+    first = remaining['averages'][0]
+    raw = remaining['raw'][0]
     names = [k for k, v in weights.items() if v.shape == first.shape and torch.equal(v, first)]
     assert names == ['visual.layer1.0.conv1.weight'] and not torch.equal(first, raw)  # the stem is frozen
     assert torch.equal(opened.backbone.state_dict()[names[0].removeprefix('visual.')], first)
@@ -140,7 +140,7 @@ def test_wrong_switches_are_named(fields, says):
 
 
 def test_freezing_a_backbone_without_known_stages_is_refused():
-    method, recipe, splits, tok = material('virtex')
+    method, recipe, splits, tokenizer = material('virtex')
     visual = torch.nn.Module()
     visual.width = 8
     for field in (dict(frozen_stages=1), dict(activation_checkpointing=True)):
@@ -150,6 +150,6 @@ def test_freezing_a_backbone_without_known_stages_is_refused():
                 dataclasses.replace(recipe, **field),
                 splits,
                 'world',
-                tok,
+                tokenizer,
                 log=lambda s: None,
             )

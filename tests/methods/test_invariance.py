@@ -9,7 +9,7 @@ import pytest
 import torch
 from fastai.callback.core import Callback, CancelFitException
 from resuming import small
-from tools import told
+from tools import narrated
 
 from vlrep.data.loader import loaders
 from vlrep.methods.base import METHODS
@@ -27,11 +27,11 @@ def alone(method):
 
 def longer(batch, n, pad):
     "The batch with `n` more columns of padding"
-    out = {**batch, 'tok': torch.nn.functional.pad(batch['tok'], (0, n), value=pad)}
+    out = {**batch, 'tokens': torch.nn.functional.pad(batch['tokens'], (0, n), value=pad)}
     if 'segments' in batch:
         out['segments'] = torch.nn.functional.pad(batch['segments'], (0, n), value=1)
     if 'span' in batch:
-        out['span'] = torch.cat([batch['span'], torch.tensor([0.0, -1.0]).expand(len(batch['tok']), n, 2)], 1)
+        out['span'] = torch.cat([batch['span'], torch.tensor([0.0, -1.0]).expand(len(batch['tokens']), n, 2)], 1)
     return out
 
 
@@ -40,16 +40,16 @@ def case(request):
     "A method's model and loss, and a batch of 12 captioned scenes"
     method = METHODS[request.param]
     r = alone(request.param)
-    train = told('train', 96)
-    valid = told('valid', 24)
+    train = narrated('train', 96)
+    valid = narrated('valid', 24)
     dls = loaders(
         train, valid, collate=method.collator(r, method.train_tokenizer(r, train)), bs=12, size=32, seed=3, device='cpu'
     )
     learn = make_learner(method, r, dls, seed=3, precision='fp32')
     model = learn.model
     batch = next(iter(dls.valid))[0]
-    if 'tok' in batch:
-        assert len(set(batch['lens'].tolist())) > 3  # captions of different lengths, or nothing is tested
+    if 'tokens' in batch:
+        assert len(set(batch['lengths'].tolist())) > 3  # captions of different lengths, or nothing is tested
     with torch.no_grad():
         for n, p in model.named_parameters():
             p.add_(0.05 * torch.randn(p.shape, generator=torch.Generator().manual_seed(len(n))))
@@ -76,7 +76,7 @@ def close(a, b):
 
 def skip_pairs(model):
     "A contrast of the pairs of a batch has nothing that a sample costs alone"
-    if type(model).__name__ == 'ContrastModel':
+    if type(model).__name__ == 'CLIPModel':
         pytest.skip('tells the pairs of a batch apart')
 
 
@@ -105,7 +105,7 @@ def test_a_batch_does_not_depend_on_its_order(case):
 
 def test_a_batch_does_not_depend_on_padding(case):
     model, _, batch = case
-    if 'tok' not in batch:
+    if 'tokens' not in batch:
         pytest.skip('reads no captions')
     pad = getattr(model, 'pad', 4)
     for n in (1, 4):
@@ -115,14 +115,14 @@ def test_a_batch_does_not_depend_on_padding(case):
 def test_the_loss_does_not_depend_on_bucketing(case):
     "Batches of captions of like length cost what mixed ones cost"
     model, _, batch = case
-    if 'tok' not in batch:
+    if 'tokens' not in batch:
         pytest.skip('reads no captions')
     skip_pairs(model)
-    order = batch['lens'].argsort()
+    order = batch['lengths'].argsort()
     got = []
     for i in order.split(4):
         b = rows(batch, i)
-        b.update({k: b[k][:, : int(b['lens'].max())] for k in ('tok', 'span', 'segments') if k in b})
+        b.update({k: b[k][:, : int(b['lengths'].max())] for k in ('tokens', 'span', 'segments') if k in b})
         got.append(total(case, b))
     close(tuple(map(sum, zip(*got))), total(case, batch))
 
@@ -149,8 +149,8 @@ def test_accumulated_gradients_are_those_of_the_batch(method):
     "The gradient of 4 parts of a batch, of unequal counts, is that of the batch"
     m = METHODS[method]
     r = alone(method)
-    train = told('train', 96)
-    valid = told('valid', 24)
+    train = narrated('train', 96)
+    valid = narrated('valid', 24)
     # ICMLM's tags are a mean over the images of each part, its words one over all triplets: parts are compared by words
     if hasattr(r, 'tag_weight'):
         r = replace(r, tag_weight=0.0)
@@ -172,9 +172,9 @@ def test_accumulated_gradients_are_those_of_the_batch(method):
 @torch.no_grad()
 def test_an_embedding_does_not_depend_on_the_batch(case):
     model, _, batch = case
-    img = batch['img']
-    whole = model.visual(img).mean((2, 3))
+    images = batch['images']
+    whole = model.visual(images).mean((2, 3))
     for i in (0, 7):
-        torch.testing.assert_close(model.visual(img[i : i + 1]).mean((2, 3))[0], whole[i], rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(model.visual(images[i : i + 1]).mean((2, 3))[0], whole[i], rtol=1e-5, atol=1e-5)
     perm = torch.arange(11, -1, -1)
-    torch.testing.assert_close(model.visual(img[perm]).mean((2, 3)), whole[perm], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(model.visual(images[perm]).mean((2, 3)), whole[perm], rtol=1e-5, atol=1e-5)

@@ -26,17 +26,17 @@ from vlrep.training.learner import BaseCallback
 from vlrep.training.run_folder import Run, load
 
 VARIANTS = {
-    'moco_v2': (dict(cc=0.0, ic=0.0, ci=0.0), {'heads.img_intra', 'visual'}),
-    'inter': (dict(ii=0.0, cc=0.0), {'heads.img_inter', 'heads.txt_inter', 'visual', 'text'}),
+    'moco_v2': (dict(cc=0.0, ic=0.0, ci=0.0), {'heads.image_intra', 'visual'}),
+    'inter': (dict(ii=0.0, cc=0.0), {'heads.image_inter', 'heads.text_inter', 'visual', 'text'}),
     'tags': (dict(tag=1.0, tag_threshold=0), None),
-    'tags alone': (dict(ii=0.0, tag=1.0, cc=0.0, ic=0.0, ci=0.0, strict=False, own_answer=False), None),
+    'tags alone': (dict(ii=0.0, tag=1.0, cc=0.0, ic=0.0, ci=0.0, strict=False, include_own_positive=False), None),
     'words': (dict(tag=1.0, tags_from='words', tag_threshold=1), None),
     'slip': (dict(cc=0.0, inter_loss='nce', ic=0.5, ci=0.5), None),
     'unified': (
         dict(projections='unified', intra_width=32, inter_width=32),
         {'heads.img', 'heads.txt', 'visual', 'text'},
     ),
-    'sum, groups': (dict(hinge_reduction='sum', ic=0.1, ci=0.1, shuffle_bn=False, bn_group=4), None),
+    'sum, groups': (dict(hinge_reduction='sum', ic=0.1, ci=0.1, shuffle_bn=False, virtual_batch_size=4), None),
     'paraphrases': (dict(text_views='paraphrases', swap_sides=True, blur_p=0.5, mask_same=False), None),
 }
 
@@ -79,36 +79,36 @@ class Gradients(BaseCallback):
             return '.'.join(n.split('.')[: 2 if n.startswith('heads') else 1])
 
         self.parts = {part(n) for n, p in named if p.grad.abs().sum() > 0}
-        self.views = (self.learn.yb[0]['img'] - self.learn.yb[0]['img2']).abs().amax((1, 2, 3))
+        self.views = (self.learn.yb[0]['images'] - self.learn.yb[0]['images2']).abs().amax((1, 2, 3))
 
 
 def trained(splits=None, steps=3, cbs=(), **changes):
     "A learner after a few steps on 64 scenes"
-    method, recipe, parts, tok = material('mct')
+    method, recipe, parts, tokenizer = material('mct')
     recipe = check_fields(replace(recipe, steps=steps, warmup=1, queue=40, bs=16, **changes))
     few = {k: v.subset(range(min(64, len(v)))) for k, v in (splits or parts).items() if k in ('train', 'valid')}
-    return train_on(method, recipe, few, 'world', tok, precision='fp32', log=lambda s: None, cbs=cbs)
+    return train_on(method, recipe, few, 'world', tokenizer, precision='fp32', log=lambda s: None, cbs=cbs)
 
 
 @pytest.fixture(scope='module')
-def told():
+def has_text():
     return {k: world(k, 64, size=32, with_='paraphrases') for k in ('train', 'valid')}
 
 
 @pytest.mark.parametrize('name', VARIANTS)
-def test_every_set_of_losses_trains_all_that_the_model_has(name, told):
+def test_every_set_of_losses_trains_all_that_the_model_has(name, has_text):
     "All that the model has learns, views differ, the copy follows, the queue is full, a validation is finite"
     changes, parts = VARIANTS[name]
     seen = Gradients()
-    learn = trained(told, cbs=[seen], **changes)
+    learn = trained(has_text, cbs=[seen], **changes)
     m = learn.model
     assert parts is None or seen.parts == parts
     assert float(seen.views.min()) > 0
     assert int(m.queue.steps) == 3 and int(m.queue.active.sum()) == 40 and (m.queue.ids[m.queue.active] >= 0).all()
-    slow = dict(m.slow['visual'].named_parameters())
+    slow = dict(m.momentum_encoder['visual'].named_parameters())
     assert all(float((p - slow[n]).abs().max()) > 0 for n, p in m.visual.named_parameters())
-    held = float(learn.validate()[0])
-    assert np.isfinite(held) and held == float(learn.validate()[0])
+    held_out = float(learn.validate()[0])
+    assert np.isfinite(held_out) and held_out == float(learn.validate()[0])
     can = learn.capabilities(m)
     assert ('embed_text' in can) == bool(changes.get('ic', material('mct')[1].ic))
 
@@ -132,7 +132,7 @@ class Spoil(Callback):
     def before_batch(self):
         self.kept = self.look()
         if self.learn.train_state.batch == self.batch:
-            for k in ('img', 'img2'):
+            for k in ('images', 'images2'):
                 self.learn.xb[0][k].fill_(torch.nan)
 
     def after_batch(self):
@@ -153,10 +153,10 @@ def test_a_step_that_is_left_out_leaves_no_trace():
 
 def test_parts_of_a_step_are_one_step():
     "The copy follows once, the queue takes all parts at the end"
-    method, recipe, parts, tok = material('mct')
+    method, recipe, parts, tokenizer = material('mct')
     recipe = replace(recipe, steps=2, warmup=1, queue=40, bs=16)
     few = {k: v.subset(range(min(64, len(v)))) for k, v in parts.items() if k in ('train', 'valid')}
-    learn = train_on(method, recipe, few, 'world', tok, precision='fp32', log=lambda s: None, accumulate=4)
+    learn = train_on(method, recipe, few, 'world', tokenizer, precision='fp32', log=lambda s: None, accumulate=4)
     q = learn.model.queue
     assert int(q.steps) == 2 and int((q.ids[q.active] >= 0).sum()) == 32 and int(q.staged) == 0
 
@@ -168,18 +168,18 @@ def test_resume_within_an_accumulation_window_is_exact(tmp_path, source):
 
 def test_a_run_with_tags_opens_without_its_data(tmp_path):
     "Its queue has tags beside the keys; how many, is among the sizes of the run"
-    method, recipe, parts, tok = material('mct')
+    method, recipe, parts, tokenizer = material('mct')
     recipe = replace(recipe, steps=3, warmup=1, queue=40, tag=1.0)
     learn = trained(tag=1.0)
     facts = dict(method='mct', name='world', data=dict(name='world'), seed=0, precision='fp32', threads=1)
     facts |= dict(sizes=learn.sizes, side=parts['train'].size)
     with Run.create(tmp_path / 'run', recipe=recipe, **facts) as run:
-        tok.save(run / 'tokenizer.model')
+        tokenizer.save(run / 'tokenizer.model')
         run.save('best', learn.model.state_dict(), dict(step=3))
     m = vlrep.load(tmp_path / 'run')
-    img = learn.dls.valid.one_batch()[0]['img']
+    images = learn.dls.valid.one_batch()[0]['images']
     learn.model.eval()
-    torch.testing.assert_close(m.capabilities['embed_image'](img), learn.model.embed_image(img))
+    torch.testing.assert_close(m.capabilities['embed_image'](images), learn.model.embed_image(images))
 
 
 def test_a_run_without_text_is_finished_opened_and_resumed(tmp_path):
@@ -187,10 +187,10 @@ def test_a_run_without_text_is_finished_opened_and_resumed(tmp_path):
     run = tiny(tmp_path / 'run', 'world_moco_v2')
     assert not (run / 'tokenizer.model').exists() and 'retrieval' not in load(run).results()[0]['numbers']
     m = vlrep.load(run)
-    assert m.tok is None and not {'embed_image', 'embed_text'} & set(m.capabilities)
-    said = []
-    resume_run(run, log=said.append)
-    assert 'nothing is left to do' in said[0]
+    assert m.tokenizer is None and not {'embed_image', 'embed_text'} & set(m.capabilities)
+    text = []
+    resume_run(run, log=text.append)
+    assert 'nothing is left to do' in text[0]
 
 
 def test_the_report_says_which_text_views(tmp_path):
@@ -202,23 +202,23 @@ def test_the_report_says_which_text_views(tmp_path):
         assert len(notes) == 4 and all(f'<p>{n}.</p>' in page for n in notes), notes
         return notes
 
-    said = []
-    run = tiny(tmp_path / 'run', log=said.append, width=16, heads=2, vocab=200, bn_group=4)
+    text = []
+    run = tiny(tmp_path / 'run', log=text.append, width=16, heads=2, vocab=200, virtual_batch_size=4)
     first, queue, train, valid = shown(run)
     assert all(l.startswith(f'{k}: ') and 'tokens are unknown' in l for k, l in dict(train=train, valid=valid).items())
-    assert first == 'text views: two captions of an image, of 5' and queue.startswith('queue=20') and first in said
+    assert first == 'text views: two captions of an image, of 5' and queue.startswith('queue=20') and first in text
     for f in ('result.jsonl', 'report.html'):
         (run / f).unlink()
     resume_run(run, log=str)
     assert shown(run) == [first, queue, train, valid]
 
 
-def test_the_report_says_where_paraphrases_are_from(tmp_path, told):
+def test_the_report_says_where_paraphrases_are_from(tmp_path, has_text):
     "Their file, or the data itself, and how many captions have one"
     import json
 
     recipe = replace(METHODS['mct'].recipes['world'], text_views='paraphrases', queue=100, bs=16)
-    few = dict(train=told['train'].subset(range(16)))
+    few = dict(train=has_text['train'].subset(range(16)))
     captions = list(few['train'].captions.flat())
     (own,) = [l for l in check_views(recipe, few) if l.startswith('text views')]
     assert own == f'text views: paraphrases of {len(captions)} of {len(captions)} captions, from the data'
@@ -235,10 +235,12 @@ def test_the_report_says_where_paraphrases_are_from(tmp_path, told):
 
 
 def test_loaders_made_by_hand_have_two_views_too():
-    method, recipe, parts, tok = material('mct')
-    dls = loaders(parts['train'], parts['valid'], collate=method.collator(recipe, tok), size=32, bs=8, device='cpu')
+    method, recipe, parts, tokenizer = material('mct')
+    dls = loaders(
+        parts['train'], parts['valid'], collate=method.collator(recipe, tokenizer), size=32, bs=8, device='cpu'
+    )
     learn = make_learner(method, recipe, dls, precision='fp32')
-    assert 'img2' in learn.dls.train.one_batch()[0] and 'img2' not in dls.train.one_batch()[0]
+    assert 'images2' in learn.dls.train.one_batch()[0] and 'images2' not in dls.train.one_batch()[0]
     again = make_learner(method, recipe, learn.dls, precision='fp32')
     assert type(again.dls.train.aug) is type(learn.dls.train.aug) and not hasattr(again.dls.train.aug.view, 'view')
 
@@ -264,17 +266,17 @@ def test_wrong_fields_are_refused_by_name(change, capsys):
 
 def test_fields_that_need_what_the_data_lacks_are_refused(tmp_path, capsys):
     words = ['pretrain', '--method', 'mct', '--data', 'csv', '--root', few_photos(tmp_path, 60)]
-    said = refused(capsys, *words, '--out', tmp_path / 'run', *sets(['queue=40', 'bs=8']))
-    assert 'no image has a second caption' in said and '--text-views same --set dropout=.1' in said
-    said = refused(capsys, *words, '--out', tmp_path / 'run', *sets(['queue=40', 'bs=8', 'text_views=same']))
-    assert 'text=scratch has no dropout' in said and not (tmp_path / 'run').exists()
+    text = refused(capsys, *words, '--out', tmp_path / 'run', *sets(['queue=40', 'bs=8']))
+    assert 'no image has a second caption' in text and '--text-views same --set dropout=.1' in text
+    text = refused(capsys, *words, '--out', tmp_path / 'run', *sets(['queue=40', 'bs=8', 'text_views=same']))
+    assert 'text=scratch has no dropout' in text and not (tmp_path / 'run').exists()
     assert 'learns from labels, and csv has none' in refused(capsys, *words, '--set', 'tag=1')
     bare = {'train': world('train', 20, size=32).subset(range(20))}
     bare['train'].labels = {}
     tagged = replace(METHODS['mct'].recipes['world'], tag=1.0)
     with pytest.raises(ValueError, match='has no tags'):
         check_views(tagged, bare)
-    said = refused(
+    text = refused(
         capsys,
         'pretrain',
         '--method',
@@ -283,7 +285,7 @@ def test_fields_that_need_what_the_data_lacks_are_refused(tmp_path, capsys):
         tmp_path / 'run',
         *sets(['scenes=16', 'valid=4', 'bs=8', 'tag=1', 'tag_threshold=1000']),
     )
-    assert 'tag_threshold=1,000: no image of' in said and not (tmp_path / 'run').exists()
+    assert 'tag_threshold=1,000: no image of' in text and not (tmp_path / 'run').exists()
 
 
 MUTE = {
@@ -309,8 +311,8 @@ def test_images_without_captions_are_refused_where_text_is_read(change):
 def test_data_without_paraphrases_is_refused_before_training(tmp_path, capsys):
     "Before anything is learned, and before the tokenizer"
     words = ['pretrain', '--method', 'mct', '--data', 'csv', '--root', few_photos(tmp_path, 60)]
-    said = refused(capsys, *words, '--out', tmp_path / 'run', *sets(['queue=40', 'bs=8', 'text_views=paraphrases']))
-    assert 'paraphrases' in said and not (tmp_path / 'run').exists()
+    text = refused(capsys, *words, '--out', tmp_path / 'run', *sets(['queue=40', 'bs=8', 'text_views=paraphrases']))
+    assert 'paraphrases' in text and not (tmp_path / 'run').exists()
 
 
 # ---------------------------------------------------------------- a BERT as the tower of texts
@@ -324,7 +326,7 @@ def test_a_small_bert_as_text_encoder_learns_on_and_opens(tmp_path, monkeypatch)
     plan = SmallBertPlan(steps=2)
     monkeypatch.setattr(method, 'make_bert', lambda *a, **kw: make_bert(*a, **{'plan': plan, **kw}))
     learn = trained(text='small')
-    first = method.make_bert('small', learn.dls.train.source, learn.dls.train.tok, 0, mlm=False, log=None)
+    first = method.make_bert('small', learn.dls.train.source, learn.dls.train.tokenizer, 0, mlm=False, log=None)
     moved = [k for k, p in first.named_parameters() if not torch.equal(p, dict(learn.model.text.named_parameters())[k])]
     assert 'pooler.weight' in moved and all(
         float((p - dict(learn.model.text.named_parameters())[k]).abs().max()) < 0.5 for k, p in first.named_parameters()
@@ -333,13 +335,13 @@ def test_a_small_bert_as_text_encoder_learns_on_and_opens(tmp_path, monkeypatch)
     facts = dict(method='mct', name='world', data=dict(name='world'), seed=0, precision='fp32', threads=1)
     facts |= dict(sizes=learn.sizes, side=recipe.size)
     with Run.create(tmp_path / 'run', recipe=recipe, **facts) as run:
-        learn.dls.train.tok.save(run / 'tokenizer.model')
+        learn.dls.train.tokenizer.save(run / 'tokenizer.model')
         run.save('best', learn.model.state_dict(), dict(step=3))
     m = vlrep.load(tmp_path / 'run')
     b = learn.dls.valid.one_batch()[0]
     learn.model.eval()
-    got = m.capabilities['embed_text'](b['tok'], b['lens'])
-    want = learn.model.embed_text(b['tok'], b['lens'])
+    got = m.capabilities['embed_text'](b['tokens'], b['lengths'])
+    want = learn.model.embed_text(b['tokens'], b['lengths'])
     torch.testing.assert_close(got, want)
 
 
@@ -350,9 +352,9 @@ def test_a_run_is_opened_without_the_folder_of_its_bert(tmp_path):
     from vlrep.models.bert import save_bert, small_config
     from vlrep.models.bert_model import Bert
 
-    tok = material('mct')[3]
+    tokenizer = material('mct')[3]
     folder = tmp_path / 'bert'
-    save_bert(Bert(replace(small_config(tok, 32, 1), heads=4, eps=1e-6), 3), folder, tok)
+    save_bert(Bert(replace(small_config(tokenizer, 32, 1), heads=4, eps=1e-6), 3), folder, tokenizer)
     run = tiny(tmp_path / 'run', text=folder, max_len=20)
     assert load(run).info['sizes']['bert'].items() >= dict(width=32, depth=1, heads=4, eps=1e-6).items()
 

@@ -95,17 +95,17 @@ def both(folder, vocab, width, depth, heads, feats, max_len=40):
 def batch(vocab, feats, b=5, s=14, n=6):
     "Texts with segments and regions, both of unequal length"
     g = torch.Generator().manual_seed(1)
-    lens = torch.randint(4, s + 1, (b,), generator=g)
+    lengths = torch.randint(4, s + 1, (b,), generator=g)
     counts = torch.randint(1, n + 1, (b,), generator=g)
-    lens[0], counts[0] = s, n
-    tok = torch.randint(5, vocab, (b, s), generator=g)
-    tok[:, 0] = 2
-    tok[torch.arange(b), lens - 1] = 3
-    real = torch.arange(s) < lens[:, None]
+    lengths[0], counts[0] = s, n
+    tokens = torch.randint(5, vocab, (b, s), generator=g)
+    tokens[:, 0] = 2
+    tokens[torch.arange(b), lengths - 1] = 3
+    real = torch.arange(s) < lengths[:, None]
     x = torch.rand(b, n, 2, generator=g) * 0.5
     return dict(
-        tok=tok.masked_fill(~real, 0),
-        lens=lens,
+        tokens=tokens.masked_fill(~real, 0),
+        lengths=lengths,
         segments=((torch.arange(s) > 5) & real).long(),
         region_feats=torch.randn(b, n, feats, generator=g),
         region_counts=counts,
@@ -116,18 +116,18 @@ def batch(vocab, feats, b=5, s=14, n=6):
 
 def asked(theirs, x, seen, want):
     "What transformers' model computes: scores for every place of words and regions"
-    s = x['tok'].shape[1]
+    s = x['tokens'].shape[1]
     n = x['region_feats'].shape[1]
-    real = torch.arange(s) < x['lens'][:, None]
-    there = torch.arange(n) < x['region_counts'][:, None]
-    none = torch.full(there.shape, -100)
+    real = torch.arange(s) < x['lengths'][:, None]
+    present = torch.arange(n) < x['region_counts'][:, None]
+    none = torch.full(present.shape, -100)
     kinds = torch.zeros_like(none)
     return theirs(
         input_ids=seen,
         attention_mask=real.float(),
         token_type_ids=x['segments'],
         visual_embeds=x['region_feats'],
-        visual_attention_mask=there.float(),
+        visual_attention_mask=present.float(),
         visual_token_type_ids=kinds,
         labels=torch.cat([want.where(want >= 0, -100), none], 1),
     )
@@ -140,11 +140,11 @@ def grads(m):
 def test_states_loss_and_gradients_are_those_of_transformers(tmp_path):
     theirs, ours = both(tmp_path / 'vb', 80, 32, 3, 4, 10)
     x = batch(80, 10)
-    seen, want = mask_words(x['tok'], x['lens'], x['salt'], ours.tok, 0.3)
+    seen, want = mask_words(x['tokens'], x['lengths'], x['salt'], ours.tokenizer, 0.3)
     ours.heads = type(ours.heads)(share=0.3)
     a = ours(x)
     b = asked(theirs, x, seen, want)
-    s = x['tok'].shape[1]
+    s = x['tokens'].shape[1]
     assert len(a['target']) > 5
     torch.testing.assert_close(a['logits'], b.prediction_logits[:, :s][want >= 0], rtol=0, atol=1e-5)
     loss = F.cross_entropy(a['logits'], a['target'])
@@ -177,10 +177,10 @@ def test_states_loss_and_gradients_are_those_of_transformers(tmp_path):
             ('norm2.weight', other[f'{at}output.LayerNorm.weight']),
         ):
             torch.testing.assert_close(mine[half + k], o, rtol=0, atol=1e-5, msg=half + k)
-    out = ours.fuse({**x, 'tok': seen})
+    out = ours.fuse({**x, 'tokens': seen})
     pooled = theirs.visual_bert(
         input_ids=seen,
-        attention_mask=(torch.arange(s) < x['lens'][:, None]).float(),
+        attention_mask=(torch.arange(s) < x['lengths'][:, None]).float(),
         token_type_ids=x['segments'],
         visual_embeds=x['region_feats'],
         visual_attention_mask=(torch.arange(6) < x['region_counts'][:, None]).float(),
@@ -191,7 +191,7 @@ def test_states_loss_and_gradients_are_those_of_transformers(tmp_path):
 
 def paired(theirs, ours, x, n=7):
     "Times of a step in pairs, theirs over ours, and their numbers of scores over ours, on the same batch"
-    seen, want = mask_words(x['tok'], x['lens'], x['salt'], ours.tok)
+    seen, want = mask_words(x['tokens'], x['lengths'], x['salt'], ours.tokenizer)
     sizes = {}
 
     def one():
@@ -226,9 +226,9 @@ def test_scores_at_masked_places_alone_save_time_and_memory(tmp_path):
     n = 100
     theirs, ours = (m.train() for m in both(tmp_path / 'vb', vocab, width, depth, 6, 64, 130))
     x = batch(vocab, 64, 4, s, n)
-    x['tok'] = torch.randint(5, vocab, (4, s), generator=torch.Generator().manual_seed(2))
+    x['tokens'] = torch.randint(5, vocab, (4, s), generator=torch.Generator().manual_seed(2))
     torch.set_num_threads(1)
-    full = {k: v[:2] for k, v in x.items()} | dict(lens=torch.full((2,), s), region_counts=torch.full((2,), n))
+    full = {k: v[:2] for k, v in x.items()} | dict(lengths=torch.full((2,), s), region_counts=torch.full((2,), n))
     got = dict(unequal=paired(theirs, ours, x), full=paired(theirs, ours, full))
     for k, (ratio, memory) in got.items():
         print(f'{k}: a step {ratio:.2f} times as fast, scores {memory:.1f} times smaller')

@@ -6,7 +6,7 @@ import pytest
 import torch
 from fastai.callback.core import Callback
 from run_folders import leaving, rows
-from tools import quiet, sets, told
+from tools import narrated, quiet, sets
 
 import vlrep
 from vlrep.cli import main
@@ -17,7 +17,6 @@ from vlrep.experiments.spec import run_spec
 from vlrep.methods.base import METHODS
 from vlrep.methods.learner import make_learner
 from vlrep.methods.mct.views import check_views
-from vlrep.methods.word_head import word_rarity
 from vlrep.training.interrupts import TrainingInterrupted
 from vlrep.training.run_folder import load
 
@@ -43,8 +42,10 @@ JOB = dict(
 )
 CASES = {
     'loctex': dict(method='loctex'),
-    'mct': dict(method='mct', queue=20, head_width=16, bn_group=4),
-    'mct without a text encoder': dict(method='mct', name='world_moco_v2', queue=20, head_width=16, bn_group=4),
+    'mct': dict(method='mct', queue=20, head_width=16, virtual_batch_size=4),
+    'mct without a text encoder': dict(
+        method='mct', name='world_moco_v2', queue=20, head_width=16, virtual_batch_size=4
+    ),
 }
 
 
@@ -127,14 +128,14 @@ def test_images_without_captions_are_refused():
 @pytest.mark.parametrize('source,names', [('narratives', True), ('captions', False)])
 def test_the_rarity_of_words_is_counted_in_the_texts_that_are_read(source, names):
     "LocTex counts in the narratives, where there are some"
-    data = told('train', 60)
+    data = narrated('train', 60)
     if not names:
         data = data.with_narratives(None)
     recipe = replace(
         METHODS['loctex'].recipes['world'], size=32, visual_width=8, width=16, heads=2, vocab=200, word_weight=1.0
     )
-    tok = METHODS['loctex'].train_tokenizer(recipe, data)
-    dls = loaders(data, data, collate=METHODS['loctex'].collator(recipe, tok), size=32, bs=8, device='cpu')
+    tokenizer = METHODS['loctex'].train_tokenizer(recipe, data)
+    dls = loaders(data, data, collate=METHODS['loctex'].collator(recipe, tokenizer), size=32, bs=8, device='cpu')
     idf = make_learner(METHODS['loctex'], recipe, dls, precision='fp32').model.word_idf
     texts = {'captions': data.captions, 'narratives': names and data.narratives.texts()}[source]
-    torch.testing.assert_close(idf, word_rarity(texts.flat(), tok), rtol=0, atol=0)
+    torch.testing.assert_close(idf, idf(texts.flat(), tokenizer), rtol=0, atol=0)

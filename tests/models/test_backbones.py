@@ -130,6 +130,6 @@ def test_wrong_backbones_and_files_are_refused(folder):
         ('--weights', 'torchvision.pth'): 'holds a ResNet-18 of width 64, and the recipe has ResNet-10',
         ('--backbone', 'resnet50', '--weights', 'torchvision.pth'): 'not resnet50',
     }
-    said = vlrep(folder, *(['pretrain', *SMALL, *w] for w in words), codes=[2] * len(words))
-    for got, want in zip(said, words.values()):
+    text = vlrep(folder, *(['pretrain', *SMALL, *w] for w in words), codes=[2] * len(words))
+    for got, want in zip(text, words.values()):
         assert want in got, got

@@ -70,10 +70,10 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope='module')
 def batch(folder):
     "Texts of unequal length, and their mask"
-    lens = torch.tensor([9, 4, 1, 7, 24])
-    tok = torch.randint(5, 80, (5, 24), generator=torch.Generator().manual_seed(1))
-    real = torch.arange(24) < lens[:, None]
-    return tok.masked_fill(~real, 0), lens, real
+    lengths = torch.tensor([9, 4, 1, 7, 24])
+    tokens = torch.randint(5, 80, (5, 24), generator=torch.Generator().manual_seed(1))
+    real = torch.arange(24) < lengths[:, None]
+    return tokens.masked_fill(~real, 0), lengths, real
 
 
 def theirs(cls, folder):
@@ -84,26 +84,26 @@ def theirs(cls, folder):
 
 
 def test_states_and_pooled_vectors_are_those_of_transformers(folder, batch):
-    tok, lens, real = batch
+    tokens, lengths, real = batch
     a = load_bert(folder, log=None)
     b = theirs('BertModel', folder)
-    out = b(tok, attention_mask=real.long())
-    states = a(tok, lens)
+    out = b(tokens, attention_mask=real.long())
+    states = a(tokens, lengths)
     torch.testing.assert_close(states[real], out.last_hidden_state[real], rtol=0, atol=1e-5)
     torch.testing.assert_close(a.pooled(states), out.pooler_output, rtol=0, atol=1e-5)
     kinds = (torch.arange(24) > 3).long().expand(5, 24)
-    other = b(tok, attention_mask=real.long(), token_type_ids=kinds).last_hidden_state[real]
-    torch.testing.assert_close(a(tok, lens, kinds)[real], other, rtol=0, atol=1e-5)
+    other = b(tokens, attention_mask=real.long(), token_type_ids=kinds).last_hidden_state[real]
+    torch.testing.assert_close(a(tokens, lengths, kinds)[real], other, rtol=0, atol=1e-5)
     assert (other - out.last_hidden_state[real]).abs().max() > 1e-2
 
 
 def test_logits_and_gradients_are_those_of_transformers(folder, batch):
-    tok, lens, real = batch
+    tokens, lengths, real = batch
     a = load_bert(folder, log=None)
     b = theirs('BertForMaskedLM', folder)
-    want = torch.where(real & (torch.arange(24) % 3 == 1), (tok + 1) % 80, -100)
-    out = b(tok, attention_mask=real.long(), labels=want)
-    states = a(tok, lens)
+    want = torch.where(real & (torch.arange(24) % 3 == 1), (tokens + 1) % 80, -100)
+    out = b(tokens, attention_mask=real.long(), labels=want)
+    states = a(tokens, lengths)
     torch.testing.assert_close(a.mlm_logits(states)[real], out.logits[real], rtol=0, atol=1e-5)
     loss = torch.nn.functional.cross_entropy(a.mlm_logits(states[want >= 0]), want[want >= 0])
     torch.testing.assert_close(loss, out.loss, rtol=0, atol=1e-5)
@@ -119,13 +119,13 @@ def test_logits_and_gradients_are_those_of_transformers(folder, batch):
 
 
 def test_transformers_reads_what_we_write(folder, batch, tmp_path):
-    tok, lens, real = batch
+    tokens, lengths, real = batch
     bert = Bert(small_config(WordPieceTokenizer.from_folder(folder), 32, 2), 3).eval()
     save_bert(bert, tmp_path / 'ours', WordPieceTokenizer.from_folder(folder))
-    out = theirs('BertForMaskedLM', tmp_path / 'ours')(tok, attention_mask=real.long()).logits[real]
-    torch.testing.assert_close(bert.mlm_logits(bert(tok, lens))[real], out, rtol=0, atol=1e-5)
-    pooled = theirs('BertModel', tmp_path / 'ours')(tok, attention_mask=real.long()).pooler_output
-    torch.testing.assert_close(bert.pooled(bert(tok, lens)), pooled, rtol=0, atol=1e-5)
+    out = theirs('BertForMaskedLM', tmp_path / 'ours')(tokens, attention_mask=real.long()).logits[real]
+    torch.testing.assert_close(bert.mlm_logits(bert(tokens, lengths))[real], out, rtol=0, atol=1e-5)
+    pooled = theirs('BertModel', tmp_path / 'ours')(tokens, attention_mask=real.long()).pooler_output
+    torch.testing.assert_close(bert.pooled(bert(tokens, lengths)), pooled, rtol=0, atol=1e-5)
     assert bert_tokenizer(tmp_path / 'ours').vocab == bert_tokenizer(folder).vocab
     ids = transformers.BertTokenizer.from_pretrained(tmp_path / 'ours')('the naïve cat').input_ids
     assert bert_tokenizer(folder).encode('the naïve cat') == ids
@@ -133,7 +133,7 @@ def test_transformers_reads_what_we_write(folder, batch, tmp_path):
 
 def test_old_names_of_weights_and_files_are_read(folder, batch, tmp_path):
     "A pickle with LayerNorm as gamma and beta and with position_ids; weights of a BERT without heads"
-    tok, lens, _ = batch
+    tokens, lengths, _ = batch
     new = load_bert(folder, log=None)
     for p in (tmp_path / 'old', tmp_path / 'bare'):
         p.mkdir()
@@ -146,10 +146,10 @@ def test_old_names_of_weights_and_files_are_read(folder, batch, tmp_path):
     old = {before(k): v for k, v in state.items()} | {'bert.embeddings.position_ids': torch.arange(24)[None]}
     assert any('gamma' in k for k in old)
     torch.save(old, tmp_path / 'old' / 'pytorch_model.bin')
-    assert torch.equal(load_bert(tmp_path / 'old', log=None)(tok, lens), new(tok, lens))
+    assert torch.equal(load_bert(tmp_path / 'old', log=None)(tokens, lengths), new(tokens, lengths))
     transformers.BertModel.from_pretrained(folder).save_pretrained(tmp_path / 'bare')
     assert 'embeddings.word_embeddings.weight' in load_file(tmp_path / 'bare' / 'model.safetensors')
-    assert torch.equal(load_bert(tmp_path / 'bare', mlm=False, log=None)(tok, lens), new(tok, lens))
+    assert torch.equal(load_bert(tmp_path / 'bare', mlm=False, log=None)(tokens, lengths), new(tokens, lengths))
     with pytest.raises(ValueError, match='missing: cls.predictions.bias, cls.predictions.transform'):
         load_bert(tmp_path / 'bare', log=None)
 
@@ -186,16 +186,16 @@ def test_a_folder_without_one_of_its_files_is_refused(folder, tmp_path, remove, 
 
 
 def test_models_that_are_no_bert_are_refused(folder, tmp_path):
-    tok = bert_tokenizer(folder)
+    tokenizer = bert_tokenizer(folder)
     with pytest.raises(ValueError, match='no such folder'):
-        make_bert(tmp_path / 'gone', None, tok)
+        make_bert(tmp_path / 'gone', None, tokenizer)
     other = Tokenizer.train(['a cat is on a red ball', 'a dog is running'], 40)
     with pytest.raises(ValueError, match='take the tokenizer from bert_tokenizer'):
         make_bert(folder, None, other, log=None)
-    bert = make_bert(folder, None, tok, log=None)
-    ids, lens = pad_tokens(tok.encode(['the cat ' * 30], 60), tok.pad)
+    bert = make_bert(folder, None, tokenizer, log=None)
+    ids, lengths = pad_tokens(tokenizer.encode(['the cat ' * 30], 60), tokenizer.pad)
     with pytest.raises(ValueError, match='60 tokens, but this BERT has positions for 24 only'):
-        bert(ids, lens)
+        bert(ids, lengths)
     at = shutil.copytree(folder, tmp_path / 'wide')
     write_json(at / 'config.json', read_json(at / 'config.json') | dict(hidden_size=64))
     with pytest.raises(ValueError, match=r'word_embeddings.weight \(\d+, 32\) instead of \(\d+, 64\)'):
@@ -340,10 +340,10 @@ def test_a_bert_is_opened_by_name_from_the_cache_of_the_hub(folder, batch, tmp_p
     env = {**ENV, 'HF_HUB_CACHE': str(tmp_path / 'hub'), 'HF_HUB_OFFLINE': '1'}
     p = subprocess.run([sys.executable, '-c', code], env=env, capture_output=True, text=True)
     assert p.returncode == 0, p.stderr
-    said = [l for l in p.stdout.splitlines() if 'not used' not in l]
-    assert said[:2] == ['3 True False', '3 False False'] and len(said) == 5
+    text = [l for l in p.stdout.splitlines() if 'not used' not in l]
+    assert text[:2] == ['3 True False', '3 False False'] and len(text) == 5
     for line, name, file in zip(
-        said[2:],
+        text[2:],
         ('someone/half-bert', 'someone/other', 'bert-base-uncased'),
         ('tokenizer_config.json', 'config.json', 'config.json'),
     ):
@@ -352,17 +352,17 @@ def test_a_bert_is_opened_by_name_from_the_cache_of_the_hub(folder, batch, tmp_p
 
 def test_without_a_network_the_hub_is_asked_once(monkeypatch):
     "Its library tries again for half a minute"
-    asked = []
+    wanted = []
 
     def gone(*a, **k):
-        asked.append(a)
+        wanted.append(a)
         raise ConnectionError('name or service not known')
 
     monkeypatch.setattr('huggingface_hub.get_hf_file_metadata', gone)
     monkeypatch.setattr('huggingface_hub.hf_hub_download', lambda *a, **k: pytest.fail('a download was begun'))
     with pytest.raises(ValueError, match='nobody/nothing: no such folder.*config.json cannot be had.*not known'):
         load_bert('nobody/nothing')
-    assert len(asked) == 1
+    assert len(wanted) == 1
 
 
 # ---------------------------------------------------------------- small
@@ -397,13 +397,13 @@ def test_two_processes_that_want_a_bert_train_one(tmp_path, monkeypatch):
     "Both want the same small BERT at once: it is trained once, and both have the same bits, as has one trained alone"
     learn = library._learn
 
-    def told(*args):
+    def narratives(*args):
         with open(tmp_path / 'trainings', 'a') as f:
             f.write(f'{torch.get_num_threads()}\n')
         time.sleep(0.5)
         return learn(*args)
 
-    monkeypatch.setattr(library, '_learn', told)
+    monkeypatch.setattr(library, '_learn', narratives)
     pid = os.fork()
     if not pid:
         code = 1
@@ -412,11 +412,11 @@ def test_two_processes_that_want_a_bert_train_one(tmp_path, monkeypatch):
             code = 0
         finally:
             os._exit(code)
-    mine, tok = trained(tmp_path / 'both')
+    mine, tokenizer = trained(tmp_path / 'both')
     assert os.waitpid(pid, 0)[1] == 0
     assert (tmp_path / 'trainings').read_text() == '1\n'
     (folder,) = [p for p in (tmp_path / 'both' / 'bert').iterdir() if p.is_dir()]
-    assert bert_tokenizer(folder).model == tok.model
+    assert bert_tokenizer(folder).model == tokenizer.model
     torch.set_num_threads(2)
     alone = trained(tmp_path / 'alone')[0].state_dict()
     child = torch.load(tmp_path / 'child.pt')
@@ -429,7 +429,7 @@ def test_a_small_bert_takes_the_tokens_of_a_pretrained_one(folder):
     "Any tokenizer will do: ids of words and of padding stand elsewhere than in ours"
     d = captions()
     t = bert_tokenizer(folder)
-    said = []
+    text = []
     bert = make_bert(
         'small',
         d,
@@ -437,6 +437,6 @@ def test_a_small_bert_takes_the_tokens_of_a_pretrained_one(folder):
         config=small_config(t, 32, 1),
         plan=SmallBertPlan(steps=60, bs=16, lr=5e-3),
         pooler=False,
-        log=said.append,
+        log=text.append,
     )
-    assert bert.config.pad == t.pad == 0 and bert.pooler is None and 'of masked words' in said[0]
+    assert bert.config.pad == t.pad == 0 and bert.pooler is None and 'of masked words' in text[0]

@@ -16,16 +16,16 @@ from vlrep.datasets.base import DATASETS
 from vlrep.datasets.world.dataset import scene, world
 from vlrep.experiments.config import get_recipe, recipe_lines
 from vlrep.methods.base import METHODS
-from vlrep.methods.supervised.method import tags_learner
+from vlrep.methods.supervised.method import supervised_learner
 from vlrep.models.export import LAYOUTS
 from vlrep.training.run_folder import Run
 
 
 def untrained(folder, data, **net):
     "A run whose weights were never trained, but whose BatchNorms are not as new"
-    recipe = replace(get_recipe('tags', 'world'), size=64, **net)
+    recipe = replace(get_recipe('supervised', 'world'), size=64, **net)
     dataset = world('train', 8, size=64)
-    learn = tags_learner(recipe, loaders(dataset, dataset, size=64, bs=4, device='cpu'))
+    learn = supervised_learner(recipe, loaders(dataset, dataset, size=64, bs=4, device='cpu'))
     model = learn.model
     side = DATASETS[data].stored_size(recipe.size)
     facts = dict(name='world', precision='fp32', threads=1, sizes=learn.sizes, side=side)
@@ -35,7 +35,7 @@ def untrained(folder, data, **net):
             m.weight.data.uniform_(0.5, 1.2, generator=g)
             m.running_mean.normal_(0, 0.1, generator=g)
             m.running_var.uniform_(0.5, 1.5, generator=g)
-    with Run.create(folder, recipe=recipe, method='tags', data=dict(name=data), seed=0, **facts) as run:
+    with Run.create(folder, recipe=recipe, method='supervised', data=dict(name=data), seed=0, **facts) as run:
         run.save('best', model.state_dict(), dict(step=0))
     return folder
 
@@ -60,10 +60,10 @@ def test_the_printed_lines_open_an_export(to, data, runs, tmp_path, capsys, monk
     monkeypatch.chdir(tmp_path)
     Image.fromarray(scene('test', 3, size=64 if data == 'world' else 240).image).save('photo.jpg', quality=95)
     main(['export', str(runs[data]), '--to', to, '--out', 'net'])
-    said = capsys.readouterr().out
+    text = capsys.readouterr().out
     names = {}
-    exec(compile(said, 'printed', 'exec'), names)
-    assert '(1, 512)' in said and '([1, 512])' in capsys.readouterr().out and not names['net'].training
+    exec(compile(text, 'printed', 'exec'), names)
+    assert '(1, 512)' in text and '([1, 512])' in capsys.readouterr().out and not names['net'].training
     ours = vlrep.load(runs[data]).embed('photo.jpg')
     theirs = names['features'][0].numpy()
     if data == 'world':
@@ -80,12 +80,12 @@ def test_the_lines_for_detectron2_are_python_and_name_its_files(runs, tmp_path, 
     """
     monkeypatch.chdir(tmp_path)
     main(['export', str(runs['world']), '--to', 'detectron2', '--out', 'net'])
-    said = capsys.readouterr().out
-    compile(said, 'printed', 'exec')
+    text = capsys.readouterr().out
+    compile(text, 'printed', 'exec')
     assert all(
-        repr(f'net/resnet18.{x}') in said and (tmp_path / f'net/resnet18.{x}').is_file() for x in ('pkl', 'yaml')
+        repr(f'net/resnet18.{x}') in text and (tmp_path / f'net/resnet18.{x}').is_file() for x in ('pkl', 'yaml')
     )
-    assert 'PIXEL_MEAN' in said and 'resize((64, 64))' in said
+    assert 'PIXEL_MEAN' in text and 'resize((64, 64))' in text
     assert pickle.loads((tmp_path / 'net/resnet18.pkl').read_bytes())['model']['res5.1.conv2.weight'].shape == (
         512,
         512,
@@ -96,11 +96,11 @@ def test_the_lines_for_detectron2_are_python_and_name_its_files(runs, tmp_path, 
 
 @pytest.mark.parametrize('to', LAYOUTS)
 def test_an_export_that_nothing_else_can_open_is_refused(to, runs, tmp_path, capsys):
-    said = refused(capsys, 'export', runs['small'], '--to', to, '--out', tmp_path / 'net')
+    text = refused(capsys, 'export', runs['small'], '--to', to, '--out', tmp_path / 'net')
     assert (
-        f'{to} has no network like this one (visual_depth 10' in said
-        and '--set visual_depth=18' in said
-        and '--recipes' in said
+        f'{to} has no network like this one (visual_depth 10' in text
+        and '--set visual_depth=18' in text
+        and '--recipes' in text
     )
     assert not (tmp_path / 'net').exists()
 

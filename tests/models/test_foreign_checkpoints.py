@@ -55,9 +55,9 @@ def grid(net):
 
 def parity(source, grid):
     "What is logged; the opened network computes what the original does"
-    said = []
-    torch.testing.assert_close(load_backbone(source, said.append)(IMG), grid)
-    return ' '.join(said)
+    text = []
+    torch.testing.assert_close(load_backbone(source, text.append)(IMG), grid)
+    return ' '.join(text)
 
 
 # ---------------------------------------------------------------- as libraries write them
@@ -139,10 +139,10 @@ class Config(dict):
 def test_weights_are_read_as_libraries_write_them(by, legacy, net, grid, tmp_path):
     "The same features as the original's, from both formats of PyTorch's files; what is left out is listed"
     torch.save(WRITTEN[by](net), tmp_path / 'w.pth', _use_new_zipfile_serialization=not legacy)
-    said = parity(tmp_path / 'w.pth', grid)
-    assert 'fc.* (2)' in said or by == 'lightly', said
+    text = parity(tmp_path / 'w.pth', grid)
+    assert 'fc.* (2)' in text or by == 'lightly', text
     expected = dict(DINO='teacher.backbone.*; not used are', BYOL='online.*; not used are', SwAV='prototypes.* (1)')
-    assert expected.get(by, '') in said
+    assert expected.get(by, '') in text
 
 
 @pytest.mark.parametrize('seed', range(30))
@@ -163,8 +163,8 @@ def test_a_network_is_found_under_any_keys_and_prefixes(seed, tmp_path):
     for _ in range(draw.randrange(4)):
         state = {draw.choice(keys): state, 'epoch': 1, 'optimizer': {'state': {0: {}}}}
     torch.save(state, tmp_path / 'w.pth')
-    said = parity(tmp_path / 'w.pth', grid)
-    assert 'queue' in said and 'n_averaged' in said and (not prefix or prefix + '*' in said)
+    text = parity(tmp_path / 'w.pth', grid)
+    assert 'queue' in text and 'n_averaged' in text and (not prefix or prefix + '*' in text)
     at = state
     while isinstance(next(iter(at.values())), dict):
         at = next(iter(at.values()))
@@ -183,9 +183,9 @@ def test_two_networks_that_nothing_tells_apart_are_refused(net):
 def test_the_log_says_what_was_found_and_left_out(net, tmp_path):
     "What the commands use says it, too"
     torch.save(dict(state_dict=nn.DataParallel(net).state_dict()), tmp_path / 'w.pth')
-    said = []
-    named_backbone('resnet18', weights=tmp_path / 'w.pth', log=said.append)
-    assert said == [
+    text = []
+    named_backbone('resnet18', weights=tmp_path / 'w.pth', log=text.append)
+    assert text == [
         f'{tmp_path / "w.pth"}: the network is state_dict.module.*; not used are state_dict.module.fc.* (2)'
     ]
 
@@ -344,9 +344,9 @@ def test_files_that_unpack_to_more_than_they_are_are_refused(bomb, tmp_path):
         if bomb in ('expanded', 'storage') and name in ('state', 'pickle'):
             continue  # made, and never filled
         BOMBS[bomb](tmp_path / 'w.pth')
-        grown, said = peak(lambda: opened(tmp_path / 'w.pth'))
-        assert said.startswith('ValueError: ') and grown < 40e6, (name, grown, said)
-        assert 'w.pth' in said or 'pytorch_model.bin' in said, said
+        grown, text = peak(lambda: opened(tmp_path / 'w.pth'))
+        assert text.startswith('ValueError: ') and grown < 40e6, (name, grown, text)
+        assert 'w.pth' in text or 'pytorch_model.bin' in text, text
 
 
 @pytest.mark.parametrize('what', HOSTILE)

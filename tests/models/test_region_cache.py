@@ -7,7 +7,7 @@ import torch
 
 from vlrep.data.loader import loaders
 from vlrep.data.transforms import TrainTransform
-from vlrep.datasets.world.build import twins
+from vlrep.datasets.world.build import counterparts
 from vlrep.datasets.world.dataset import world
 from vlrep.methods.base import METHODS
 from vlrep.methods.fusion_collate import check_fusion
@@ -30,7 +30,7 @@ SMALL = dict(
 
 @pytest.fixture(scope='module')
 def scenes():
-    more = ('questions', 'statements', 'twin')
+    more = ('questions', 'statements', 'counterpart')
     return {s: world(s, n, size=32, with_=more) for s, n in (('train', 96), ('valid', 32))}
 
 
@@ -38,11 +38,11 @@ def learner(scenes, method='visualbert', train=None, seed=0, **changes):
     m = METHODS[method]
     recipe = replace(m.recipes['world'], **{**SMALL, **changes})
     train = scenes['train'] if train is None else train
-    tok = m.train_tokenizer(recipe, train)
+    tokenizer = m.train_tokenizer(recipe, train)
     dls = loaders(
         train,
         scenes['valid'],
-        collate=m.collator(recipe, tok),
+        collate=m.collator(recipe, tokenizer),
         size=32,
         bs=16,
         device='cpu',
@@ -84,12 +84,12 @@ def test_the_scale_of_features_is_measured_on_training_images(scenes):
 
 def test_the_source_of_texts_changes_texts_alone(scenes):
     "With aux_scenes the tokens, the small BERT and the region network are the same for every source"
-    how = [dict(source='captions'), dict(source='questions'), dict(source='web', train=twins(scenes['train']))]
+    how = [dict(source='captions'), dict(source='questions'), dict(source='web', train=counterparts(scenes['train']))]
 
     def made(**kw):
         learn = learner(scenes, **kw)
         m = learn.model
-        return learn.dls.train.tok.model, m.encoder.state_dict(), m.region_encoder.state_dict()
+        return learn.dls.train.tokenizer.model, m.encoder.state_dict(), m.region_encoder.state_dict()
 
     def same(a, b):
         return a[0] == b[0] and all(torch.equal(x[k], y[k]) for x, y in zip(a[1:], b[1:]) for k in x)
@@ -111,8 +111,8 @@ def test_each_learner_has_its_own_regions(scenes):
     first = learner(scenes)
     m = METHODS['visualbert']
     recipe = replace(m.recipes['world'], **SMALL)
-    tok = m.train_tokenizer(recipe, scenes['train'])
-    dls = loaders(scenes['train'], scenes['valid'], collate=m.collator(recipe, tok), size=32, bs=16, device='cpu')
+    tokenizer = m.train_tokenizer(recipe, scenes['train'])
+    dls = loaders(scenes['train'], scenes['valid'], collate=m.collator(recipe, tokenizer), size=32, bs=16, device='cpu')
     two = [
         make_learner(m, replace(recipe, region_model='given', visual_width=w), dls, precision='fp32') for w in (8, 16)
     ]

@@ -255,11 +255,11 @@ def parts(nb):
     prose = [text(c['source']) for c in cells if c['cell_type'] == 'markdown']
     if not any('**Prerequisites:**' in s and re.search(r'\*\*Time:\*\* \d+ minutes', s) for s in prose[:3]):
         yield 'no prerequisites and minutes'
-    asked = [s.split('**Predict before you run.**')[1:] for s in prose]
-    asked = [q for qs in asked for q in qs]
-    if len(asked) < 2:
-        yield f'{len(asked)} predictions'
-    if any(q.count('<details><summary>') < 2 for q in asked):
+    wanted = [s.split('**Predict before you run.**')[1:] for s in prose]
+    wanted = [q for qs in wanted for q in qs]
+    if len(wanted) < 2:
+        yield f'{len(wanted)} predictions'
+    if any(q.count('<details><summary>') < 2 for q in wanted):
         yield 'a prediction without folded answers'
     tasks = [s for s in prose if re.search(r'^\*\*\d\. ', s, re.M)]
     mark = r'\*Difficulty [123] of 3 · importance [123] of 3 · \d+ minutes\.\*'
@@ -369,20 +369,20 @@ def bodies(src):
 
 def leaks(blank, nb):
     "What of the solutions a chapter's twin still has, and what it needs of them, as lines"
-    twin = blank.twin(nb)
-    left = {b for src in code(twin) for b in bodies(src)}
-    there = set().union(*map(bound, code(twin)))
-    needed = set().union(*(used(symtable.symtable(src, '', 'exec')) for src in code(twin)))
+    counterpart = blank.counterpart(nb)
+    left = {b for src in code(counterpart) for b in bodies(src)}
+    present = set().union(*map(bound, code(counterpart)))
+    needed = set().union(*(used(symtable.symtable(src, '', 'exec')) for src in code(counterpart)))
     for c in nb['cells']:
         src = text(c['source'])
         if not c['metadata'].get('jupyter', {}).get('source_hidden') or 'olution of exercise' not in src:
             continue
         if left & set(bodies(src)):
             yield f'left: {src.splitlines()[0]}'
-        yield from (f'missing: {n}' for n in sorted((bound(src) - there) & needed))
+        yield from (f'missing: {n}' for n in sorted((bound(src) - present) & needed))
     yield from (
         f'an output of an exercise: {text(c["source"])[:40]}'
-        for c in twin['cells']
+        for c in counterpart['cells']
         if c.get('outputs') and re.search(r'^def check_|NotImplementedError', text(c['source']), re.M)
     )
 
@@ -390,12 +390,12 @@ def leaks(blank, nb):
 @pytest.mark.parametrize('path', CHAPTERS, ids=lambda p: p.stem)
 def test_a_blank_chapter_has_no_solution(blank, path):
     nb = load(path)
-    twin = blank.twin(nb)
+    counterpart = blank.counterpart(nb)
     assert not list(leaks(blank, nb))
-    stubs = sum(map(blank.is_stub, twin['cells']))
+    stubs = sum(map(blank.is_stub, counterpart['cells']))
     solved = sum(map(blank.is_solution, nb['cells']))
-    assert stubs == solved == len(nb['cells']) - len(twin['cells']) >= 3
-    assert not any('eval: false' in text(c['source']) for c in twin['cells'])
+    assert stubs == solved == len(nb['cells']) - len(counterpart['cells']) >= 3
+    assert not any('eval: false' in text(c['source']) for c in counterpart['cells'])
 
 
 def test_a_solution_in_a_blank_chapter_is_seen(blank):
@@ -411,7 +411,7 @@ def test_make_blank_keeps_what_was_worked_on(blank, tmp_path, capsys):
     "Links and files are found from the twins' folder; what was worked on is kept"
     folder = ROOT / '_course'
     for p in CHAPTERS:
-        nb = blank.moved(blank.twin(load(p)))
+        nb = blank.moved(blank.counterpart(load(p)))
         src = '\n'.join(text(c['source']) for c in nb['cells'] if c['cell_type'] == 'markdown')
         for l in re.findall(r'\]\(([^)#\s]+)\)', src):
             to = (folder / l).resolve()
@@ -426,8 +426,8 @@ def test_make_blank_keeps_what_was_worked_on(blank, tmp_path, capsys):
     was = own.read_text()
     blank.main(tmp_path)
     assert own.read_text() == was and not blank.STUB.search(was.partition('exercise 2')[0])
-    said = capsys.readouterr().out
-    assert '01_caption.ipynb is kept' in said and '02_world.ipynb is kept' not in said and other.exists()
+    texts = capsys.readouterr().out
+    assert '01_caption.ipynb is kept' in texts and '02_world.ipynb is kept' not in texts and other.exists()
 
 
 STUB = "#| eval: false\ndef f(x):\n    raise NotImplementedError('exercise 1')\n\ncheck_1(f)"

@@ -212,7 +212,7 @@ def test_the_readme_is_made_of_the_index_notebook(ci):
 
 
 def test_every_check_on_learning_is_in_the_matrix(ci):
-    "A cell that calls `learned` begins with `#| learns`"
+    "A cell that calls `check_learning` begins with `#| learns`"
     robust = ci('robust')
     books = [p for p in (robust.ROOT / 'nbs').rglob('*.ipynb') if '.ipynb_checkpoints' not in p.parts]
     calls = [(p.stem, c) for p in books for c in robust.cells(p) if re.search(r'^ *learned\(', c, re.M)]

@@ -23,8 +23,8 @@ def test_comments_explain_classes_and_methods():
     from vlrep.models.backbones import Backbone
 
     assert 'Channels of the first stage' in docments(Backbone)['width']  # of __init__
-    assert 'Normalised float images (b,3,H,W)' in docments(Backbone.forward)['img']
-    assert 'Normalised float images (b,3,H,W)' in docments(Backbone.scales)['img']  # of a method that was patched in
+    assert 'Normalised float images (b,3,H,W)' in docments(Backbone.forward)['images']
+    assert 'Normalised float images (b,3,H,W)' in docments(Backbone.scales)['images']  # of a method that was patched in
     assert 'Attention heads; 0 means width/64' in docments(VirTexRecipe)['heads']  # of a field
 
 
@@ -41,15 +41,15 @@ def test_comments_explain_nearly_all():
         if m.name != 'vlrep.all'
     ]
     public = [getattr(m, k) for m in mods for k in getattr(m, '__all__', ())]
-    asked = [
+    wanted = [
         o
         for o in public
         if inspect.isfunction(o)
         and o.__module__.startswith('vlrep.')
         and re.search(r'^    \w+.*,\s+# \S', inspect.getsource(o), re.M)
     ]
-    lost = [f'{o.__module__}.{o.__name__}' for o in asked if not any(docments(o).values())]
-    assert len(asked) > 200 and not lost
+    lost = [f'{o.__module__}.{o.__name__}' for o in wanted if not any(docments(o).values())]
+    assert len(wanted) > 200 and not lost
 
 
 def public_functions():

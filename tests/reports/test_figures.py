@@ -58,10 +58,10 @@ def fonts(monkeypatch):
 @pytest.mark.parametrize('name', FIGURES)
 def test_figures_of_odd_names_are_drawn_without_a_flood_of_warnings(name, text, fonts):
     "No formula, no flood: at most one warning, which says what to install"
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as texts:
         warnings.simplefilter('always')
         FIGURES[name](text).canvas.draw()
-    assert [str(w.message)[:8] for w in said] in ([], ['figures:']), [str(w.message) for w in said]
+    assert [str(w.message)[:8] for w in texts] in ([], ['figures:']), [str(w.message) for w in texts]
 
 
 def test_letters_come_from_a_font_that_has_them(fonts):

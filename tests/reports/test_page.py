@@ -35,7 +35,7 @@ def test_nothing_reaches_a_page_unescaped(tmp_path):
     "Every value and every key of the three files replaced by a script: escaped, or refused with the folder's name"
     files = facts()
     run = tmp_path / 'run'
-    other = put(tmp_path / 'other', facts('tags', 1))
+    other = put(tmp_path / 'other', facts('supervised', 1))
     page = write_report(put(run, files)).read_text()
     both = write_comparison([run, other], tmp_path / 'both.html').read_text()
     for head in (

@@ -92,14 +92,14 @@ def material():
 
 def verdict(folder, steps, times=1):
     "Of the first `steps` of a run with a fresh seed; its learning rates are `times` those that its recipe names"
-    method, recipe, splits, tok = material()
+    method, recipe, splits, tokenizer = material()
     wrong = replace(recipe, lr=times * recipe.lr, cnn_lr=times * recipe.cnn_lr)
     train_on(
         method,
         wrong,
         splits,
         'world',
-        tok,
+        tokenizer,
         seed=21,
         precision='fp32',
         log=lambda s: None,
@@ -121,8 +121,10 @@ def test_rates_ten_times_too_high_are_unusual(tmp_path):
 
 def test_a_label_shift_that_gives_the_answer_away_is_unusual(tmp_path, monkeypatch):
     "Each target is the token that was just read"
-    answer = CaptioningModel.answer
-    monkeypatch.setattr(CaptioningModel, 'answer', lambda self, x, target, *a: answer(self, x, target.roll(1), *a))
+    answer = CaptioningModel.score_targets
+    monkeypatch.setattr(
+        CaptioningModel, 'score_targets', lambda self, x, target, *a: answer(self, x, target.roll(1), *a)
+    )
     got = verdict(tmp_path, 10)
     assert got['kind'] == 'below' and 'from step' in got['text'], got
 

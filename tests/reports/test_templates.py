@@ -47,10 +47,10 @@ def named(name):
     res['numbers']['warnings'] = {name: dict(text=name)}
     for r in res['numbers']['table']:
         r.update(question=r['question'] + name, metric=name)
-    card, words, told = (samples[k][0] for k in ('captions', 'words', 'traces'))
+    card, words, narratives = (samples[k][0] for k in ('captions', 'words', 'traces'))
     card.update(caption=name, said=name, right=[name], wrong=[name], missed=[name], note=name)
     words.update(said=name, words=[dict(words['words'][0], word=name)])
-    told.update(said=[[name, None], [name, 0.5]])
+    narratives.update(said=[[name, None], [name, 0.5]])
     samples['figures'][0].update(title=name, explain=name)
     samples['neighbours']['asks'] = [{'id': '1', name: [['2', 0.5]]}]
     samples['neighbours']['share'] = {name: 50.0, 'any two': 20.0}

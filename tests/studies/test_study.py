@@ -61,16 +61,16 @@ def wait(until, seconds=120):
 
 def stop_in_training(file, out):
     "SIGTERM as the first run has its first checkpoint; the lines that were printed"
-    said = []
+    text = []
 
     def log(line):
-        said.append(line)
-        if line.startswith('step 4,') and '-- sets-0' in said:
+        text.append(line)
+        if line.startswith('step 4,') and '-- sets-0' in text:
             os.kill(os.getpid(), signal.SIGTERM)
 
     with pytest.raises(TrainingInterrupted):
         run_study(file, out, log=log)
-    return said
+    return text
 
 
 def kill_two_at_a_time(file, out):
@@ -186,8 +186,8 @@ def test_lines_of_other_code_are_not_mixed_in(done, capsys):
     next(l for l in lines if l['kind'] == 'run')['facts']['commit'] = 'older'
     path.write_text('\n'.join(map(json.dumps, lines)) + '\n')
     try:
-        said = refused(capsys, 'study', 'run', done['file'], '--out', done['out'])
-        assert "made under other conditions (commit: was 'older'" in said and '--mix' in said
+        text = refused(capsys, 'study', 'run', done['file'], '--out', done['out'])
+        assert "made under other conditions (commit: was 'older'" in text and '--mix' in text
         run_study(done['file'], done['out'], mix=True, log=str)
         assert 'lines of different commit: ' in (done['out'] / 'report.md').read_text()
     finally:
@@ -273,8 +273,8 @@ def test_another_choice_of_tuning_is_refused(done, capsys):
     next(l for l in lines if l['kind'] == 'choice' and l['variant'] == 'sets')['values'] = {'cnn_lr': 0.9}
     path.write_text('\n'.join(map(json.dumps, lines)) + '\n')
     try:
-        said = refused(capsys, 'study', 'run', done['file'], '--out', done['out'])
-        assert "variants[sets]: {'cnn_lr': 0.9} was chosen from other trials" in said
+        text = refused(capsys, 'study', 'run', done['file'], '--out', done['out'])
+        assert "variants[sets]: {'cnn_lr': 0.9} was chosen from other trials" in text
     finally:
         path.write_bytes(was)
 
@@ -294,11 +294,11 @@ def test_more_seeds_keep_the_runs_that_are_there(done, tmp_path):
 
 def test_the_plan_counts_what_the_study_did(done):
     study, lines = read_study_lines(done['out'])
-    told = plan_study(study, done['out'] / 'runs', log=str)
+    narratives = plan_study(study, done['out'] / 'runs', log=str)
     assert (
-        (told['runs'], told['trials']) == (4, 6)
-        and told['views'] == 2 * (2 * 12 + 2 * 4 + 8) * 16
-        and told['hours'] > 0
+        (narratives['runs'], narratives['trials']) == (4, 6)
+        and narratives['views'] == 2 * (2 * 12 + 2 * 4 + 8) * 16
+        and narratives['hours'] > 0
     )
     assert sum(l['numbers']['views'] for l in lines if l['kind'] == 'run') == 4 * 12 * 16
 
@@ -367,9 +367,9 @@ def test_a_variant_starts_from_the_run_of_another_one(tmp_path, monkeypatch):
     after = next(l for l in lines if l.get('variant') == 'after' and l['kind'] == 'run')
     assert after['spec']['weights'] == '@sets'
     shutil.rmtree(out / 'runs' / 'sets-0')
-    kept = [l for l in lines if l.get('variant') != 'after']
+    remaining = [l for l in lines if l.get('variant') != 'after']
     head = (out / 'study.jsonl').read_text().splitlines()[0]
-    (out / 'study.jsonl').write_text('\n'.join([head, *map(json.dumps, kept)]) + '\n')
+    (out / 'study.jsonl').write_text('\n'.join([head, *map(json.dumps, remaining)]) + '\n')
     with pytest.raises(ValueError, match='sets-0'):
         run_study(file, out, log=str)  # no trial without its start
     assert not [l for l in read_study_lines(out)[1] if l.get('variant') == 'after' and l['kind'] == 'trial']
@@ -406,12 +406,12 @@ def tuned(tmp_path_factory):
     tmp = tmp_path_factory.mktemp('sources')
     file = few_variants(tmp / 'sources.toml')
     out = tmp / 'out'
-    said = []
+    text = []
     again = []
 
     def log(line):
-        said.append(line)
-        begun = '-- vb-none-0-mm_imdb-full' in said[-20:]
+        text.append(line)
+        begun = '-- vb-none-0-mm_imdb-full' in text[-20:]
         if line.startswith('step 2:') and begun:
             os.kill(os.getpid(), signal.SIGTERM)
 
@@ -419,7 +419,7 @@ def tuned(tmp_path_factory):
         run_study(file, out, log=log, quick=True)
     stopped = load(out / 'tasks' / 'vb-none-0-mm_imdb-full').saved()
     run_study(file, out, log=again.append, quick=True)
-    return dict(file=file, out=out, said=said, again=again, stopped=stopped)
+    return dict(file=file, out=out, said=text, again=again, stopped=stopped)
 
 
 def test_sources_are_pretrained_once_and_fine_tuned(tuned):
@@ -497,10 +497,10 @@ def test_a_diverged_fine_tuning_is_reported(tuned, tmp_path, monkeypatch):
         raise TrainingDiverged('the training loss is nan at step 3')
 
     monkeypatch.setattr('vlrep.studies.runs.train_task', wild)
-    said = []
-    run_study(tuned['file'], out, log=said.append, quick=True)
-    assert '   diverged: the training loss is nan at step 3' in said
-    assert 'T: not run (vb-none 1: diverged)' in said
+    text = []
+    run_study(tuned['file'], out, log=text.append, quick=True)
+    assert '   diverged: the training loss is nan at step 3' in text
+    assert 'T: not run (vb-none 1: diverged)' in text
     page = (out / 'report.md').read_text()
     assert '(1 seed, scenes alone), 1 diverged †' in page
     assert '† vb-none, seed 1, mm_imdb frozen: the training loss is nan' in page
@@ -527,14 +527,14 @@ def test_a_diverged_writer_leaves_its_variants_out(tuned, tmp_path, seed):
     keep = {k: wrote[k] for k in ('variant', 'seed', 'values', 'facts', 'spec')}
     lines.append(dict(kind='diverged', **keep, error='the training loss is nan at step 3'))
     (out / 'study.jsonl').write_text('\n'.join(map(json.dumps, lines)) + '\n')
-    said = []
-    run_study(tuned['file'], out, log=said.append, quick=True)
+    text = []
+    run_study(tuned['file'], out, log=text.append, quick=True)
     lines = read_study_lines(out)[1]
     gone = {l['seed']: l['error'] for l in lines if l['kind'] == 'diverged' and l['variant'] == 'vb-generated'}
     assert sorted(gone) == ([0, 1] if seed == 0 else [1])
     assert all('its source writer diverged (the training loss is nan' in e for e in gone.values())
     assert sum(l['kind'] == 'run' and l['variant'] == 'vb-generated' for l in lines) == seed
-    assert any(l.startswith('T: not run (vb-generated') and 'its source writer diverged' in l for l in said)
+    assert any(l.startswith('T: not run (vb-generated') and 'its source writer diverged' in l for l in text)
     assert f'vb-generated, seed {seed}' in (out / 'report.md').read_text()
     was = (out / 'study.jsonl').read_bytes()
     run_study(tuned['file'], out, log=str, quick=True)  # known, and not written twice
@@ -558,13 +558,15 @@ def test_a_changed_fine_tuning_is_refused(tuned, tmp_path, old, new, says, capsy
 
 def test_the_plan_counts_fine_tunings(tuned):
     study, _ = read_study_lines(tuned['out'])
-    told = plan_study(study, tuned['out'], log=str)
-    assert [told[k] for k in ('runs', 'trials', 'tasks', 'task_trials')] == [6, 4, 8, 8] and told['hours'] > 0
+    narratives = plan_study(study, tuned['out'], log=str)
+    assert [narratives[k] for k in ('runs', 'trials', 'tasks', 'task_trials')] == [6, 4, 8, 8] and narratives[
+        'hours'
+    ] > 0
 
 
 def test_a_dry_run_of_no_steps_is_refused(capsys):
-    said = refused(capsys, 'pretrain', '--method', 'visualbert', '--steps', '0', '--dry-run')
-    assert said == 'vlrep pretrain: --dry-run: steps=0 trains nothing, so there is nothing to try out\n'
+    text = refused(capsys, 'pretrain', '--method', 'visualbert', '--steps', '0', '--dry-run')
+    assert text == 'vlrep pretrain: --dry-run: steps=0 trains nothing, so there is nothing to try out\n'
 
 
 # ---------------------------------------------------------------- mistakes, one line each

@@ -10,7 +10,7 @@ from tools import ROOT, refused
 from vlrep.cli import main
 from vlrep.datasets.flickr8k import write_flickr8k
 from vlrep.datasets.world.dataset import scene
-from vlrep.studies.pages import kept_study, sign_rows
+from vlrep.studies.pages import sign_rows, stored_study
 from vlrep.studies.plan import read_study, variant_recipe
 from vlrep.studies.report import write_study_report
 from vlrep.studies.runs import files_hash, plan_study, run_study
@@ -40,12 +40,12 @@ grid = [{{cnn_lr = 0.2}}, {{cnn_lr = 0.4}}]
 
 [[variants]]
 name = 'soft'
-method = 'contrast'
+method = 'clip'
 changes = {{{NET}}}
 
 [[variants]]
 name = 'sigmoid'
-method = 'contrast'
+method = 'clip'
 changes = {{{NET}, loss = 'sigmoid'}}
 
 [[comparisons]]
@@ -134,10 +134,10 @@ def test_lines_know_which_photos_they_saw(done, photos):
 
 
 def test_a_finished_study_of_photos_is_not_repeated(done, photos, tmp_path, capsys):
-    said = []
+    text = []
     was = (done / 'out' / 'study.jsonl').read_bytes()
-    run_study(done / 's.toml', done / 'out', log=said.append, root=photos)
-    assert not [l for l in said if l.startswith('--')] and (done / 'out' / 'study.jsonl').read_bytes() == was
+    run_study(done / 's.toml', done / 'out', log=text.append, root=photos)
+    assert not [l for l in text if l.startswith('--')] and (done / 'out' / 'study.jsonl').read_bytes() == was
     shutil.copytree(photos, tmp_path / 'less')
     next((tmp_path / 'less' / 'Images').iterdir()).unlink()
     err = refused(capsys, 'study', 'run', done / 's.toml', '--out', done / 'out', '--root', tmp_path / 'less')
@@ -152,7 +152,7 @@ def test_the_page_needs_no_photos(done, tmp_path):
     shutil.copy(done / 's.toml', tmp_path / 'studies' / 'photos_tiny.toml')
     shutil.copy(done / 'out' / 'study.jsonl', tmp_path / 'studies' / 'photos_tiny.jsonl')
     assert write_study_report(tmp_path / 'studies' / 'photos_tiny.jsonl', tmp_path / 'results').is_file()
-    study, lines = kept_study('photos_tiny', tmp_path)
+    study, lines = stored_study('photos_tiny', tmp_path)
     (row,) = sign_rows([('R5', 'sigmoid and softmax', '')], [(study, judge_study(study, lines))])
     assert (row['world'], row['in this comparison']) == ('–', 'tie')
     assert '±' in row['photos'] and row['verdict on photos']
@@ -175,8 +175,8 @@ def test_the_study_file_may_name_the_root(photos, tmp_path, capsys):
     (tmp_path / 's.toml').write_text(
         "name='w'\nseeds=[0]\n[data]\nname='world'\n[[variants]]\nname='a'\nmethod='virtex'\n"
     )
-    said = refused(capsys, 'study', 'plan', tmp_path / 's.toml', '--root', photos)
-    assert said.startswith(f'vlrep study: --root {photos}') and 'needs no files' in said
+    text = refused(capsys, 'study', 'plan', tmp_path / 's.toml', '--root', photos)
+    assert text.startswith(f'vlrep study: --root {photos}') and 'needs no files' in text
 
 
 @pytest.mark.parametrize(
@@ -218,7 +218,7 @@ def test_part_and_captions_are_for_pretraining_alone(photos, tmp_path, capsys):
             [
                 'pretrain',
                 '--method',
-                'contrast',
+                'clip',
                 '--data',
                 'flickr8k',
                 '--root',
@@ -256,7 +256,7 @@ test = 0.2
 
 [[variants]]
 name = 'soft'
-method = 'contrast'
+method = 'clip'
 changes = {{{NET}, max_unknown = 1}}
 
 [ask]
@@ -267,7 +267,7 @@ TUNED = "\n[tune]\nsteps = 4\nscore = 'held_loss'\ngrid = [{cnn_lr = 0.2}]\n"
 
 @pytest.mark.parametrize('tuned', ['', TUNED], ids=['plain', 'tuned'])
 def test_damaged_photos_of_a_study_are_limited(photos, tmp_path, capsys, tuned):
-    "Missing photos stop a study; `max_damaged` of [data] lets runs, trials and evaluations pass, in the same folder"
+    "Missing photos stop a study; `max_corrupt` of [data] lets runs, trials and evaluations pass, in the same folder"
     root = tmp_path / 'photos'
     file = tmp_path / 's.toml'
     out = tmp_path / 'out'
@@ -278,19 +278,19 @@ def test_damaged_photos_of_a_study_are_limited(photos, tmp_path, capsys, tuned):
     words = 'study', 'run', file, '--out', out, '--root', root
     file.write_text(DAMAGED + tuned)
     lost = '11 of 60 images named in captions.txt are missing'
-    advice = f'max_damaged = 11 in [data] of {file} lets them pass'
-    for said in (refused(capsys, *words), refused(capsys, 'study', 'plan', file, '--root', root)):
-        assert lost in said and advice in said and '--max-damaged' not in said
-    file.write_text(DAMAGED.replace('draws = 10', "draws = 10\nmax_damaged = '20%'") + tuned)
+    advice = f'max_corrupt = 11 in [data] of {file} lets them pass'
+    for text in (refused(capsys, *words), refused(capsys, 'study', 'plan', file, '--root', root)):
+        assert lost in text and advice in text and '--max-corrupt' not in text
+    file.write_text(DAMAGED.replace('draws = 10', "draws = 10\nmax_corrupt = '20%'") + tuned)
     main([str(w) for w in words])
     study, lines = read_study_lines(out)
-    assert study.max_damaged == '20%' and load(out / 'runs' / 'soft-0').info['max_damaged'] == '20%'
+    assert study.max_corrupt == '20%' and load(out / 'runs' / 'soft-0').info['max_corrupt'] == '20%'
     (run,) = [l for l in lines if l['kind'] == 'run']
     assert run['numbers']['tagging'] and all(l['score'] is not None for l in lines if l['kind'] == 'trial')
     plan_study(study, log=str, root=root)
     for odd in ("'many'", 'true', '[3]', '-1'):
-        file.write_text(DAMAGED.replace('draws = 10', f'draws = 10\nmax_damaged = {odd}'))
-        assert 's.toml: data.max_damaged=' in refused(capsys, *words)
+        file.write_text(DAMAGED.replace('draws = 10', f'draws = 10\nmax_corrupt = {odd}'))
+        assert 's.toml: data.max_corrupt=' in refused(capsys, *words)
 
 
 LIMITED = (
@@ -305,7 +305,7 @@ LIMITED = (
 
 
 def test_all_that_a_study_starts_has_its_limit_of_damage():
-    "Every call that reads data is given `max_damaged`, in runs that are resumed and in estimates of the cost, too"
+    "Every call that reads data is given `max_corrupt`, in runs that are resumed and in estimates of the cost, too"
     calls = [
         (file.name, call)
         for file in sorted((ROOT / 'vlrep' / 'studies').glob('*.py'))
@@ -317,6 +317,6 @@ def test_all_that_a_study_starts_has_its_limit_of_damage():
     without = [
         (name, call.lineno)
         for name, call in calls
-        if not any(isinstance(k, ast.keyword) and k.arg == 'max_damaged' for k in ast.walk(call))
+        if not any(isinstance(k, ast.keyword) and k.arg == 'max_corrupt' for k in ast.walk(call))
     ]
     assert not without

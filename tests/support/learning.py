@@ -11,7 +11,7 @@ import re
 import torch
 from paths import ROOT
 
-from vlrep.core.testing import learned
+from vlrep.core.testing import check_learning
 from vlrep.datasets.base import DATASETS
 from vlrep.experiments.baselines import train_on
 from vlrep.experiments.config import get_recipe, override_all
@@ -42,7 +42,7 @@ class Case:
 
     def __init__(self, name, seed=0, precision='fp32'):
         self.name = name
-        self.method, self.recipe, self.splits, self.tok = material(name)
+        self.method, self.recipe, self.splits, self.tokenizer = material(name)
 
         def look(learn):
             self.before = float(learn.validate()[0])
@@ -52,7 +52,7 @@ class Case:
             self.recipe,
             self.splits,
             'world',
-            self.tok,
+            self.tokenizer,
             seed=seed,
             precision=precision,
             log=lambda s: None,
@@ -76,17 +76,19 @@ def check_falls(case):
     """
     again = 'fuse' in case.learn.capabilities(case.learn.model)
     after = float(case.learn.validate()[0]) if again else case.learn.train_state.mean()
-    learned(f'{case.name}: fall of the loss in 60 steps', case.before - after, 0.02 * case.before)
+    check_learning(f'{case.name}: fall of the loss in 60 steps', case.before - after, 0.02 * case.before)
 
 
-def check_by_heart(name, seed=0, precision='fp32', most=600):
+def check_by_heart(name, seed=0, precision='fp32', maximum=600):
     "Sixteen images are overfitted"
-    method, recipe, splits, tok = material(name)
+    method, recipe, splits, tokenizer = material(name)
     recipe = dataclasses.replace(recipe, **{k: v for k, v in dict(width=64, heads=4).items() if hasattr(recipe, k)})
-    said = []
-    done = overfit(method, recipe, splits, tok=tok, seed=seed, precision=precision, log=said.append, steps=most)
-    steps = int(re.search(r'in (\d+) steps', said[-1])[1]) if done else float('inf')
-    learned(f'{name}: steps there were for 16 images, times those needed', most / steps, 1.0)
+    text = []
+    done = overfit(
+        method, recipe, splits, tokenizer=tokenizer, seed=seed, precision=precision, log=text.append, steps=maximum
+    )
+    steps = int(re.search(r'in (\d+) steps', text[-1])[1]) if done else float('inf')
+    check_learning(f'{name}: steps there were for 16 images, times those needed', maximum / steps, 1.0)
 
 
 def falls(seed, precision):
@@ -115,4 +117,4 @@ def first_example(seed, precision):
         code = code.replace(old, new)
     ns = {}
     exec(code, ns)
-    learned('README: fall of the held-out loss in 100 steps', ns['before'] - ns['after'], 0.25 * ns['before'])
+    check_learning('README: fall of the held-out loss in 100 steps', ns['before'] - ns['after'], 0.25 * ns['before'])

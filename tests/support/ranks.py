@@ -15,7 +15,7 @@ def free_port():
 
 SIZES = ['scenes=200', 'valid=32', 'probe=40', 'probe_held=40', 'test=40', 'shown=8']
 JOB = [*SIZES, 'size=32', 'steps=40', 'baselines=False', 'visual_depth=10', 'visual_width=8', 'bs=16', 'warmup=2']
-TAGS = ['--method', 'tags', '--threads', '1', '--precision', 'fp32', *sets(JOB)]
+TAGS = ['--method', 'supervised', '--threads', '1', '--precision', 'fp32', *sets(JOB)]
 
 
 def codes(ranks):

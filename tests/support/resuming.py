@@ -14,7 +14,7 @@ from vlrep.experiments.config import get_recipe
 from vlrep.methods.base import METHODS
 from vlrep.methods.learner import make_learner
 from vlrep.training.checkpoint import Checkpointer
-from vlrep.training.interrupts import Note, StopOnSignal, TrainingInterrupted
+from vlrep.training.interrupts import StopOnSignal, StopSignal, TrainingInterrupted
 from vlrep.training.learner import GradientAccumulation, MicroBatchLoader, StatefulCallback
 from vlrep.training.logging import CSVLogger
 from vlrep.training.resume import resume
@@ -111,7 +111,7 @@ def train(path, source, stop=None, valid=False, **kw):
         if stop is None:
             l.fit_steps(STEPS)
         else:
-            note = Note()
+            note = StopSignal()
             with pytest.raises(TrainingInterrupted):
                 l.fit_steps(STEPS, [Ask(note, stop, valid), StopOnSignal(note)])
     for dl in l.dls.loaders:
@@ -129,9 +129,9 @@ def everything(l):
             return flat(dict(enumerate(o)), name)
         return {name: o}
 
-    kept = {cb.name: cb.state_dict() for cb in l.cbs if isinstance(cb, StatefulCallback)}
-    kept['train_state'].pop('seconds')
-    return flat(dict(model=l.model.state_dict(), opt=l.opt.state_dict(), kept=kept))
+    remaining = {cb.name: cb.state_dict() for cb in l.cbs if isinstance(cb, StatefulCallback)}
+    remaining['train_state'].pop('seconds')
+    return flat(dict(model=l.model.state_dict(), opt=l.opt.state_dict(), kept=remaining))
 
 
 def same(a, b):

@@ -44,18 +44,18 @@ def untrained(path, method, **changes):
     "A finished run of a model that has learned nothing"
     m = METHODS[method]
     recipe = check_fields(replace(m.recipes['world'], **changes))
-    tok = Tokenizer.train(world('train', 30).captions.flat(), 200)
-    kept = dict(tokens=asdict(TokenIds.of(tok, method)))
+    tokenizer = Tokenizer.train(world('train', 30).captions.flat(), 200)
+    remaining = dict(tokens=asdict(TokenIds.of(tokenizer, method)))
     if 'fusion' in m.loss.__module__:
-        bert = small_config(tok, recipe.width, recipe.depth, max(128, recipe.max_len))
+        bert = small_config(tokenizer, recipe.width, recipe.depth, max(128, recipe.max_len))
         bert = replace(bert, heads=recipe.heads or bert.heads, dropout=recipe.dropout, attention_dropout=recipe.dropout)
         width = RegionStore(recipe.region_files).width if recipe.regions == 'files' else 8
-        kept |= dict(bert=asdict(bert), region_width=width, classes=0)
-    model = m.build(recipe, kept, m.backbone(recipe, 0))
-    facts = dict(name='world', sizes=kept, side=recipe.size)
+        remaining |= dict(bert=asdict(bert), region_width=width, classes=0)
+    model = m.build(recipe, remaining, m.backbone(recipe, 0))
+    facts = dict(name='world', sizes=remaining, side=recipe.size)
     sizes = recipe_dict(DATASETS['world'].options)
     with Run.create(path, recipe, method, dict(name='world', **sizes), 0, **facts) as run:
-        tok.save(run / 'tokenizer.model')
+        tokenizer.save(run / 'tokenizer.model')
         run.keep_part('tokenizer.model')
         run.save('best', model.state_dict(), dict(step=0))
     return path
@@ -74,15 +74,20 @@ def build(path, method='virtex'):
     dataset = world('train', 40, size=32)
     options = DATASETS['world'].options
     recipe = replace(
-        get_recipe(method, 'world'), size=32, bs=4, **dict(width=32, heads=2, vocab=300) if method != 'tags' else {}
+        get_recipe(method, 'world'),
+        size=32,
+        bs=4,
+        **dict(width=32, heads=2, vocab=300) if method != 'supervised' else {},
     )
-    tok = Tokenizer.train(dataset.captions.flat(), 300) if method != 'tags' else None
-    learn = make_learner(METHODS[method], recipe, loaders(dataset, dataset, tok=tok, size=32, bs=4, device='cpu'))
+    tokenizer = Tokenizer.train(dataset.captions.flat(), 300) if method != 'supervised' else None
+    learn = make_learner(
+        METHODS[method], recipe, loaders(dataset, dataset, tokenizer=tokenizer, size=32, bs=4, device='cpu')
+    )
     facts = dict(name='world', sizes=learn.sizes, side=dataset.size)
     model = learn.model
     with Run.create(path, recipe, method, dict(name='world', **recipe_dict(options)), 0, **facts) as r:
-        if tok:
-            tok.save(r / 'tokenizer.model')
+        if tokenizer:
+            tokenizer.save(r / 'tokenizer.model')
             r.keep_part('tokenizer.model')
         r.save('best', model.state_dict(), dict(step=1))
         r.save('last', model.state_dict(), dict(step=1))
@@ -133,7 +138,7 @@ def facts(method='virtex', seed=0):
         skipped=2,
         parameters=1000,
         backbone_parameters=500,
-        damaged={'a.jpg': 'torn'},
+        corrupt={'a.jpg': 'torn'},
         duplicates=dict(images=1, captions=2),
         table=table_rows(['objects', 'color'], [method, 'random']),
         where=table_rows(['pointing', 'overlap'], [method, 'centre']),
@@ -163,7 +168,7 @@ def facts(method='virtex', seed=0):
         numbers=num,
     )
     pic = picture()
-    said = [['a', None], ['dog', 0.5]]
+    text = [['a', None], ['dog', 0.5]]
     samples = dict(
         captions=[
             dict(
@@ -187,7 +192,7 @@ def facts(method='virtex', seed=0):
                 image=pic,
                 end=2.0,
                 strokes=[[[0.1, 0.1, 0.0], [0.5, 0.5, 1.0]]],
-                said=said,
+                said=text,
                 words=[dict(at=1, mask=[[1, 0], [0, 0]], map=[[100, 0], [0, 0]], inside=50.0, area=25.0)],
             )
         ],

@@ -98,7 +98,7 @@ def few_photos(folder, n):
     return folder / 'few.csv'
 
 
-def told(split, n, size=32):
+def narrated(split, n, size=32):
     "Scenes with captions, labels and narratives: what any method may read"
     dataset = world(split, n, size=size, with_='narrative')
     return dataset.with_narratives(narratives_of(dataset))
@@ -120,14 +120,14 @@ def peak(do):
         Path('/proc/self/clear_refs').write_text('5')
         base = status('VmRSS')
         try:
-            said = f'opened {type(do()).__name__}'
+            text = f'opened {type(do()).__name__}'
         except Exception as e:
-            said = f'{type(e).__name__}: {e}'
-        os.write(w, f'{status("VmHWM") - base} {said[:2000]}'.encode())
+            text = f'{type(e).__name__}: {e}'
+        os.write(w, f'{status("VmHWM") - base} {text[:2000]}'.encode())
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    grown, said = os.read(r, 3000).decode().split(' ', 1)
-    return int(grown), said
+    grown, text = os.read(r, 3000).decode().split(' ', 1)
+    return int(grown), text
 
 
 needs_clear_refs = pytest.mark.skipif(
@@ -199,6 +199,6 @@ def vlrep(folder, *commands, codes=None):
     words = [list(map(str, c)) for c in commands]
     p = forked.run(RUN, [json.dumps(words)], folder)
     *out, got = p.stdout.split('----\n')
-    said = [a + b for a, b in zip(out, p.stderr.split('----\n'))]
+    text = [a + b for a, b in zip(out, p.stderr.split('----\n'))]
     assert p.returncode == 0 and json.loads(got) == (codes or [0] * len(words)), p.stdout[-2000:] + p.stderr[-2000:]
-    return said
+    return text

@@ -11,7 +11,7 @@ import sys
 from dataclasses import replace
 
 import torch
-from tools import told
+from tools import narrated
 
 from vlrep.core.progress import keep_memory
 from vlrep.data.loader import loaders
@@ -39,7 +39,8 @@ SLOWER = 0.2
 # Adam makes whole steps of rounding where a gradient is zero, as that of the keys' biases is, unless its eps is large
 FUSION = dict(bert_steps=20, region_steps=20, depth=2, adam_eps=1e-3, aux_scenes=0)
 CASES = {
-    m: {} for m in ('virtex', 'captioning', 'masked_lm', 'token_cls', 'multilabel', 'tags', 'tag_prediction', 'rotnet')
+    m: {}
+    for m in ('virtex', 'captioning', 'masked_lm', 'token_cls', 'multilabel', 'supervised', 'tag_prediction', 'rotnet')
 }
 CASES |= {
     'icmlm': dict(bert_steps=20),
@@ -49,8 +50,8 @@ CASES |= {
     'loctex, a process without rows': dict(include_positive=True),
     'mct': dict(queue=40, bs=11),
     'mct in 3 parts': dict(queue=40, bs=11, tag=1.0, tag_threshold=0, accumulate=3),
-    'mct, BatchNorm of shuffled groups': dict(queue=40, sync_bn=False, bn_group=8),
-    'mct, BatchNorm per rank': dict(queue=40, sync_bn=False, bn_group=0, shuffle_bn=False),
+    'mct, BatchNorm of shuffled groups': dict(queue=40, sync_bn=False, virtual_batch_size=8),
+    'mct, BatchNorm per rank': dict(queue=40, sync_bn=False, virtual_batch_size=0, shuffle_bn=False),
     'captioning, a head for the words': dict(word_weight=1.0),
     'captioning, words at once': dict(parallel=0.5),
     'contrast': dict(bs=11, word_weight=1.0),
@@ -105,10 +106,10 @@ def train(name, dist, data, accumulate=1, **changes):
     slow = {k: SLOWER * getattr(recipe, k) for k in ('cnn_lr', 'lr', 'text_lr') if hasattr(recipe, k)}
     fields = {k: v for k, v in {**SMALL, **slow, **changes}.items() if hasattr(recipe, k)}
     recipe = replace(recipe, **fields)
-    tok = method.train_tokenizer(recipe, data[0])
+    tokenizer = method.train_tokenizer(recipe, data[0])
     dls = loaders(
         *data,
-        collate=method.collator(recipe, tok),
+        collate=method.collator(recipe, tokenizer),
         size=recipe.size,
         bs=recipe.bs,
         device='cpu',
@@ -144,7 +145,7 @@ def main(out, *names):
     torch.set_num_threads(1)
     keep_memory()
     # 33 images in batches of 16: the third one has a single image, and the second process none
-    data = told('train', 33), told('valid', 17)
+    data = narrated('train', 33), narrated('valid', 17)
     rank = int(os.environ['RANK'])
     alone = {n: train(n, Dist(), data, **kw) for n, kw in cases.items()} if rank == 0 else {}
     dist = init_dist(120.0)

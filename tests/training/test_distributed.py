@@ -128,7 +128,7 @@ def test_two_processes_equal_one(pair, name):
 
 def test_three_processes_equal_one(tmp_path):
     "16 images are shared as 6, 5 and 5, in an epoch's last batch as 1, 0 and 0; parts of 4 as 2, 1 and 1"
-    names = 'captioning', 'tags', 'icmlm in 3 parts'
+    names = 'captioning', 'supervised', 'icmlm in 3 parts'
     for name, got in compared(tmp_path / 'out.json', *names, n=3).items():
         check_equal(name, got)
 
@@ -171,7 +171,7 @@ QUEUE = [
     'queue=44',
     'tag=1',
     'tag_threshold=0',
-    'bn_group=4',
+    'virtual_batch_size=4',
     'scenes=80',
     'valid=16',
     *SIZES[2:],
@@ -286,9 +286,9 @@ def test_resume_of_a_queue_is_exact(fault):
     assert rows(a.path) == rows(b.path) and a.info['notes'] == b.info['notes'] != []
     for which in ('last', 'best'):
         w = b.weights(which)
-        assert all(torch.equal(v, w[k]) for k, v in a.weights(which).items()) and 'queue.keys_img_intra' in w
-    held = b.weights('last')['queue.ids']
-    assert int(b.weights('last')['queue.steps']) == 12 and (held >= 0).all() and len(held) == 60
+        assert all(torch.equal(v, w[k]) for k, v in a.weights(which).items()) and 'queue.keys_image_intra' in w
+    held_out = b.weights('last')['queue.ids']
+    assert int(b.weights('last')['queue.steps']) == 12 and (held_out >= 0).all() and len(held_out) == 60
 
 
 def test_resume_with_another_number_of_processes_is_refused_unless_inexact(fault):

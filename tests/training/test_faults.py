@@ -32,8 +32,8 @@ from vlrep.data.workers import begin_worker
 from vlrep.experiments.pretrain import pretrain
 from vlrep.experiments.spec import run_spec
 from vlrep.methods.base import METHODS
-from vlrep.methods.supervised.method import TagsModel
-from vlrep.training.interrupts import Note, StopOnSignal, TrainingInterrupted
+from vlrep.methods.supervised.method import SupervisedModel
+from vlrep.training.interrupts import StopOnSignal, StopSignal, TrainingInterrupted
 from vlrep.training.resume import resume
 from vlrep.training.run_folder import Run, load
 
@@ -113,7 +113,9 @@ def test_a_full_disk_at_the_shell_is_one_line(tmp_path):
     "One line, exit code 1, and the folder can be taken up"
     code = 'import resource as r; r.setrlimit(r.RLIMIT_FSIZE, (102_400, 102_400))'  # `ulimit -f 100`
     p = Program(
-        f'{code}\n{COMMAND}', ['pretrain', '--out', tmp_path / 'run', '--method', 'tags', *sets(FOUR_STEPS)], tmp_path
+        f'{code}\n{COMMAND}',
+        ['pretrain', '--out', tmp_path / 'run', '--method', 'supervised', *sets(FOUR_STEPS)],
+        tmp_path,
     )
     out, err = p.communicate(timeout=120)
     assert p.returncode == 1 and err.strip().count('\n') == 0 and 'File too large' in err, err
@@ -142,7 +144,7 @@ def test_a_folder_without_permission_is_one_line(run):
 
 
 def test_a_read_only_place_is_refused(capsys):
-    err = refused(capsys, 'pretrain', '--out', '/proc/vlrep/run', '--method', 'tags', *sets(FOUR_STEPS))
+    err = refused(capsys, 'pretrain', '--out', '/proc/vlrep/run', '--method', 'supervised', *sets(FOUR_STEPS))
     assert '/proc/vlrep/run: cannot write there' in err
 
 
@@ -218,7 +220,7 @@ def test_a_damaged_checkpoint_is_refused_by_name(run, source, tmp_path, what):
 
 
 def test_a_checkpoint_of_another_model_is_refused(run, source, tmp_path):
-    train(tmp_path / 'tags', source, 9, method='tags')
+    train(tmp_path / 'tags', source, 9, method='supervised')
     shutil.rmtree(run / 'steps/000009')
     shutil.copytree(tmp_path / 'tags/steps/000009', run / 'steps/000009')
     with Run.reopen(run) as r, pytest.raises(ValueError, match='model.safetensors: the weights of another model'):
@@ -244,7 +246,7 @@ class Break(Callback):
     def before_batch(self):
         if self.now and self.what == 'pictures':
             b = self.learn.xb[0]
-            spoiled = b.get('region_feats', b['img'])  # regions that are kept stand for the pictures
+            spoiled = b.get('region_feats', b['images'])  # regions that are kept stand for the pictures
             spoiled[(0,) * spoiled.ndim] = math.nan
 
     def after_loss(self):
@@ -342,7 +344,7 @@ def test_a_broken_part_is_remembered_over_a_stop(tmp_path, source):
             l = make(r, source, accumulate=3)
             l.finite.log = r / 'skipped.jsonl'
             resume(l, r)
-            note = Note()
+            note = StopSignal()
             try:
                 l.fit_steps(STEPS, [Lift(), *([Ask(note, leave), StopOnSignal(note)] if leave else [])])
             except TrainingInterrupted:
@@ -360,11 +362,11 @@ def test_a_broken_part_is_remembered_over_a_stop(tmp_path, source):
 def test_damaged_images_are_remembered_over_a_stop(tmp_path, source):
     with Run.create(tmp_path / 'run', recipe={}, method='m', data='d', seed=3) as r:
         l = make(r, source)
-        l.dls.train.damaged[5] = 'cannot be read'
+        l.dls.train.corrupt[5] = 'cannot be read'
         l.fit_steps(7)
         new = make(r, source)
         resume(new, r)
-        assert new.dls.train.damaged == {5: 'cannot be read'}
+        assert new.dls.train.corrupt == {5: 'cannot be read'}
 
 
 # ---------------------------------------------------------------- a process that reads images is killed
@@ -385,7 +387,7 @@ def test_a_killed_reader_is_one_line_and_the_run_can_go_on(tmp_path):
             '--out',
             out,
             '--method',
-            'tags',
+            'supervised',
             *sets([*FOUR_STEPS, 'steps=100000']),
         ],
         tmp_path,
@@ -423,14 +425,16 @@ def test_lost_connections_of_a_worker_are_not_printed(capfd):
 
 def test_two_runs_in_one_folder_are_refused(tmp_path, capsys):
     out = tmp_path / 'run'
-    p = program(['pretrain', '--out', out, '--method', 'tags', *sets([*FOUR_STEPS, 'steps=100000'])], tmp_path)
+    p = program(['pretrain', '--out', out, '--method', 'supervised', *sets([*FOUR_STEPS, 'steps=100000'])], tmp_path)
     try:
         for _ in range(1200):
             if Run(out).saved():
                 break
             time.sleep(0.05)
         assert 'is in use by another process' in refused(capsys, 'resume', out)
-        assert 'holds a run already' in refused(capsys, 'pretrain', '--out', out, '--method', 'tags', *sets(FOUR_STEPS))
+        assert 'holds a run already' in refused(
+            capsys, 'pretrain', '--out', out, '--method', 'supervised', *sets(FOUR_STEPS)
+        )
         p.send_signal(signal.SIGTERM)
         assert p.wait(60) == 143
     finally:
@@ -454,12 +458,12 @@ def test_a_log_that_cannot_be_written_is_written_later(tmp_path, source, monkeyp
         return write(fd, data)
 
     monkeypatch.setattr('vlrep.training.logging.os.write', full)
-    said = []
+    text = []
     with Run.create(tmp_path / 'run', recipe={}, method='m', data='d', seed=3) as r:
         l = make(r, source)
-        l.log_csv.log = said.append
+        l.log_csv.log = text.append
         l.fit_steps(STEPS)
-    assert rows(tmp_path / 'run') == rows(whole_run) and len(said) == 1 and 'No space left on device' in said[0]
+    assert rows(tmp_path / 'run') == rows(whole_run) and len(text) == 1 and 'No space left on device' in text[0]
 
 
 def test_a_clock_that_jumps_changes_no_time(tmp_path, source, monkeypatch):
@@ -472,15 +476,15 @@ def test_a_clock_that_jumps_changes_no_time(tmp_path, source, monkeypatch):
 
 def test_out_of_memory_advises_smaller_micro_batches_that_work(capsys, monkeypatch, tmp_path):
     "A micro-batch with the same effective batch, and with it the job runs"
-    forward = TagsModel.forward
+    forward = SupervisedModel.forward
 
     def little(self, batch):
-        if len(batch['img']) > 8 and self.training:
+        if len(batch['images']) > 8 and self.training:
             raise torch.OutOfMemoryError('CUDA out of memory. Tried to allocate 2.00 GiB')
         return forward(self, batch)
 
-    monkeypatch.setattr(TagsModel, 'forward', little)
-    words = ['pretrain', '--method', 'tags', '--out', tmp_path / 'run', *sets(FOUR_STEPS)]
+    monkeypatch.setattr(SupervisedModel, 'forward', little)
+    words = ['pretrain', '--method', 'supervised', '--out', tmp_path / 'run', *sets(FOUR_STEPS)]
     assert '--accumulate 2 does the same steps of 16 in 2 parts of 8' in refused(capsys, *words)
     out = pretrain(run_spec('tags', FOUR_STEPS, accumulate=2), out=tmp_path / 'run', log=quiet)
     assert load(out).results()[-1]['numbers']['steps'] == 4
@@ -498,7 +502,7 @@ def test_paths_with_spaces_and_other_alphabets_work(tmp_path, monkeypatch):
 
 
 def test_a_failure_before_the_first_checkpoint_leaves_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr(TagsModel, 'forward', lambda self, batch: 1 / 0)
+    monkeypatch.setattr(SupervisedModel, 'forward', lambda self, batch: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         pretrain(run_spec('tags', FOUR_STEPS), out=tmp_path / 'run', log=quiet)
     assert not (tmp_path / 'run').exists()

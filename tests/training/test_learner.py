@@ -30,7 +30,7 @@ def data():
 
 def made(data, tmp_path, method='virtex', precision='fp32'):
     "A tiny learner of a method, its files in `tmp_path`"
-    train, valid, tok = data
+    train, valid, tokenizer = data
     recipe = get_recipe(method, 'world')
     tiny = dict(
         size=32,
@@ -48,7 +48,7 @@ def made(data, tmp_path, method='virtex', precision='fp32'):
         aux_scenes=0,
     )
     recipe = replace(recipe, **{k: v for k, v in tiny.items() if hasattr(recipe, k)})
-    dls = loaders(train, valid, collate=METHODS[method].collator(recipe, tok), size=32, bs=16)
+    dls = loaders(train, valid, collate=METHODS[method].collator(recipe, tokenizer), size=32, bs=16)
     learn = make_learner(METHODS[method], recipe, dls, precision=precision)
     learn.path = tmp_path
     return learn
@@ -90,13 +90,13 @@ def test_every_method_predicts_and_so_does_its_export(data, tmp_path, photo, met
             assert same, k
     if not features:  # it reads more than a picture
         for l in (learn, again):
-            with pytest.raises(ValueError, match="no 'tok', which FusionModel reads"):
+            with pytest.raises(ValueError, match="no 'tokens', which FusionModel reads"):
                 l.predict(photo)
     one = learn.predict(photo) if features else dict(features=torch.zeros(1))
     assert one['features'].ndim == 1 and one['features'].isfinite().all()
     assert isinstance(one.get('caption', ''), str)
     assert ('caption' in one) == (type(learn.model).__name__ == 'CaptioningModel')
-    assert ('logits' in one) == (method in ('tags', 'token_cls', 'multilabel', 'rotnet'))
+    assert ('logits' in one) == (method in ('supervised', 'token_cls', 'multilabel', 'rotnet'))
     queue = [type(learn.enqueue_keys)()] if hasattr(learn, 'enqueue_keys') else None  # fills it with held-out keys
     assert again.validate(dl=learn.dls.valid, cbs=queue)[0] == pytest.approx(learn.validate()[0], rel=1e-5)
     learn.fit(1)
@@ -109,13 +109,13 @@ def test_predict_agrees_with_the_run_opened_for_use(learn, photo):
     got = learn.predict(photo)
     (batch, same) = learn.predict(photo, with_input=True)
     assert np.allclose(got['features'], m.embed(photo), atol=1e-5) and got['caption'] == m.caption(photo)
-    assert torch.allclose(batch['img'], m.batch([photo])) and same['caption'] == got['caption']
+    assert torch.allclose(batch['images'], m.batch([photo])) and same['caption'] == got['caption']
 
 
 def test_predict_refuses_what_it_cannot_read(learn):
     batch = learn.dls.valid.one_batch()[0]
-    with pytest.raises(ValueError, match="no 'tok', which CaptioningModel reads"):
-        learn.predict({k: v for k, v in batch.items() if k != 'tok'})
+    with pytest.raises(ValueError, match="no 'tokens', which CaptioningModel reads"):
+        learn.predict({k: v for k, v in batch.items() if k != 'tokens'})
     with pytest.raises(ValueError, match='a path, a PIL image or a uint8 array'):
         learn.predict(3)
     with pytest.raises(ValueError, match='no such image file'):

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tools import told
+from tools import narrated
 from two_processes import SMALL
 
 from vlrep.data.loader import loaders
@@ -19,7 +19,7 @@ CASES = {
     'loctex': dict(group=2),
     'loctex, hulls': dict(group=2, direction='symmetric', render='hull', scales=1),
     'mct': dict(queue=40, tag=1.0, tag_threshold=0),
-    'mct, company': dict(queue=64, tag=1.0, tag_threshold=1, own_answer=False, strict=False),
+    'mct, company': dict(queue=64, tag=1.0, tag_threshold=1, include_own_positive=False, strict=False),
     'icmlm': dict(bert_steps=20, sampling='captions'),
     'captioning': dict(word_weight=1.0),
     'virtex': dict(word_weight=0.5),
@@ -30,7 +30,7 @@ CASES = {
 
 @pytest.fixture(scope='module')
 def scenes():
-    return [told(split, 60) for split in ('train', 'valid')]
+    return [narrated(split, 60) for split in ('train', 'valid')]
 
 
 @pytest.fixture
@@ -38,9 +38,9 @@ def data(name, scenes):
     "For methods that can do without, scenes of which some have no caption"
 
     def some_silent(d):
-        said = [[] if i % 5 < 2 or i in (2, 3, 7) else list(d.captions[i]) for i in range(len(d))]
+        text = [[] if i % 5 < 2 or i in (2, 3, 7) else list(d.captions[i]) for i in range(len(d))]
         return ArrayDataset(
-            d.pixels, d.name, ids=d.ids, split=d.split, captions=said, labels=d.labels, narratives=d.narratives
+            d.pixels, d.name, ids=d.ids, split=d.split, captions=text, labels=d.labels, narratives=d.narratives
         )
 
     return [some_silent(d) for d in scenes] if name[:3] in ('mct', 'icm') else scenes
@@ -93,8 +93,8 @@ def fresh(name, data, parts=1, bs=60, seen=()):
     recipe = next(iter(r for n, r in method.recipes.items() if n == 'world'))
     fields = {**SMALL, **CASES[name], 'bs': bs, 'steps': 2, 'sync_bn': False}
     recipe = replace(recipe, **{k: v for k, v in fields.items() if hasattr(recipe, k)})
-    tok = method.train_tokenizer(recipe, data[0])
-    collate = method.collator(recipe, tok)
+    tokenizer = method.train_tokenizer(recipe, data[0])
+    collate = method.collator(recipe, tokenizer)
     if method.name == 'loctex':
         collate = SomeTraces(collate)
     dls = loaders(
@@ -154,8 +154,8 @@ class Held(BaseCallback):
 @pytest.mark.parametrize('name', CASES)
 def test_the_held_out_loss_is_that_of_all_samples(name, data):
     "The weighted sum of each term's total over its count, of all batches; no mean over batches"
-    held = Held()
-    learn = fresh(name, data, bs=16, seen=[held])
+    held_out = Held()
+    learn = fresh(name, data, bs=16, seen=[held_out])
     with torch.no_grad(), torch.random.fork_rng(devices=[]):  # untrained, all words cost alike
         torch.manual_seed(0)
         for p in learn.model.parameters():
@@ -163,11 +163,11 @@ def test_the_held_out_loss_is_that_of_all_samples(name, data):
     got = learn.validate()[0]
 
     def mean(k):
-        each = [terms[k] for terms in held.seen]
+        each = [terms[k] for terms in held_out.seen]
         return float(sum(w * t for w, t, _ in each)) / max(1.0, float(sum(n for *_, n in each)))
 
-    want = sum(map(mean, held.seen[0]))
+    want = sum(map(mean, held_out.seen[0]))
     (total, count) = learn.recorder.loss.sums[0].tolist()
     print(name, got, want, total / count)
-    assert len(held.seen) == 4 and got == pytest.approx(want, rel=1e-6)
+    assert len(held_out.seen) == 4 and got == pytest.approx(want, rel=1e-6)
     assert (abs(total / count - got) > 1e-5) == (len(learn.recorder.loss.terms) > 1)  # `words` is not asked for

@@ -92,7 +92,7 @@ MORE = dict(
     images={'train': 'x'},
     workers=0,
     save_every=0,
-    max_damaged=None,
+    max_corrupt=None,
     accumulate=1,
     world_size=1,
     processor='x',
@@ -103,8 +103,8 @@ MORE = dict(
 
 def places(run):
     "Each fact of a run, and each of a fine-tuning"
-    there = read_json(run / 'recipe.json')
-    return sorted({*there, *MORE} - {'sha256'})
+    present = read_json(run / 'recipe.json')
+    return sorted({*present, *MORE} - {'sha256'})
 
 
 def test_facts_of_a_run_with_odd_values_open_or_name_the_file(whole, tmp_path, capsys):
@@ -116,12 +116,12 @@ def test_facts_of_a_run_with_odd_values_open_or_name_the_file(whole, tmp_path, c
     for name in places(run):
         for odd in ODD:
             put_facts(run, {**plain, name: odd})
-            asked = [['resume', run, '--bs', 0]]
+            wanted = [['resume', run, '--bs', 0]]
             if odd in (-1, 'x', []):
-                asked.append(['report', run])
+                wanted.append(['report', run])
             if odd in (-1, OBJECT):
-                asked += [['caption', run, whole / 'x.png'], ['finetune', run, '--task', 'vqa', '--steps', 0]]
-            for words in asked:
+                wanted += [['caption', run, whole / 'x.png'], ['finetune', run, '--task', 'vqa', '--steps', 0]]
+            for words in wanted:
                 count += 1
                 refusals += held(words, [run, 'bs=0', 'steps=0'], capsys, (name, odd, words[0]))
     assert count > 300 and refusals > 250
@@ -137,10 +137,10 @@ def test_facts_of_a_fine_tuning_with_odd_values_open_or_name_the_file(whole, tmp
     for name in FINE:
         for odd in ODD:
             put_facts(run, {**plain, 'finetune': {**FINE, name: odd}})
-            asked = [['report', run], ['resume', run]]
+            wanted = [['report', run], ['resume', run]]
             if odd == OBJECT:
-                asked.append(['caption', run, whole / 'x.png'])
-            for words in asked:
+                wanted.append(['caption', run, whole / 'x.png'])
+            for words in wanted:
                 held(words, [run, 'recipe.json', 'finetune'], capsys, (name, odd, words))
 
 
@@ -221,12 +221,12 @@ def test_damaged_files_of_a_run_are_named(whole, name, tmp_path, capsys):
     shutil.copytree(whole / 'run', run)
     for content in (*(t.encode() for t in DEEP), b'\xff\xfe', bytes(range(256)), b'a,b\n"'):
         (run / name).write_bytes(content)
-        asked = [['report', run]]
+        wanted = [['report', run]]
         if name in ('recipe.json', 'tokenizer.model'):
-            asked.append(['caption', run, whole / 'x.png'])
+            wanted.append(['caption', run, whole / 'x.png'])
         if name == 'recipe.json':
-            asked.append(['resume', run, '--bs', 0])
-        for words in asked:
+            wanted.append(['resume', run, '--bs', 0])
+        for words in wanted:
             held(words, [run, 'bs=0'], capsys, (name, content[:20], words[0]))
 
 

@@ -119,7 +119,7 @@ def test_a_signal_to_every_process_still_saves_a_checkpoint(tmp_path):
             '--save-every',
             5,
             '--method',
-            'tags',
+            'supervised',
             '--out',
             run,
             *sets([*SIZES, 'size=32', 'steps=100000', 'bs=16']),

@@ -59,12 +59,12 @@ def _letters(path):
 @cache
 def _faces(family):
     "The files of a family in which text is drawn: plain, and bold"
-    ask = [font_manager.FontProperties(family=[family], weight=w) for w in ('normal', 'bold')]
+    fonts = [font_manager.FontProperties(family=[family], weight=w) for w in ('normal', 'bold')]
     log = logging.getLogger('matplotlib.font_manager')
     level = log.level
     log.setLevel(logging.ERROR)  # a family that has no bold face is nothing to warn of
     try:
-        return {font_manager.findfont(a) for a in ask}
+        return {font_manager.findfont(a) for a in fonts}
     finally:
         log.setLevel(level)
 
@@ -118,12 +118,12 @@ def drawable(
 
 # %% ../../nbs/core/20_plotting.ipynb #146eb382
 def to_hwc(
-    img: np.ndarray | torch.Tensor,  # uint8 or float in [0,1]; (h,w,3), (3,h,w), an array or a tensor
+    image: np.ndarray | torch.Tensor,  # uint8 or float in [0,1]; (h,w,3), (3,h,w), an array or a tensor
 ) -> np.ndarray:  # uint8 (h,w,3)
-    "`img` as an array to draw; a `ValueError` if its shape is not that of an image"
-    if isinstance(img, torch.Tensor) and img.is_floating_point():
-        img = img.detach().float().cpu()
-    a = np.asarray(img)
+    "`image` as an array to draw; a `ValueError` if its shape is not that of an image"
+    if isinstance(image, torch.Tensor) and image.is_floating_point():
+        image = image.detach().float().cpu()
+    a = np.asarray(image)
     if a.ndim != 3 or 3 not in (a.shape[0], a.shape[-1]):
         raise ValueError(f'not an image: shape {a.shape}, expected (h,w,3) or (3,h,w)')
     if a.shape[-1] != 3:
@@ -153,14 +153,14 @@ def _wrapped(text, inches):
 
 
 def show_images(
-    imgs: list | np.ndarray | torch.Tensor,  # Images, as `to_hwc` takes them
+    images: list | np.ndarray | torch.Tensor,  # Images, as `to_hwc` takes them
     titles: list | tuple = None,  # Words above each, wrapped to its width
     ncol: int = 6,  # Images a row
     size: float = 1.6,  # Inches an image
     boxes: list = None,  # For each image (n,4) corners x0 y0 x1 y1 in [0,1], or None
 ) -> plt.Figure:  # The figure
     "Draw images in a grid, with titles and boxes"
-    n = len(imgs)
+    n = len(images)
     ncol = min(ncol, max(n, 1))
     nrow = -(-n // ncol)
     words = [] if titles is None else [_wrapped(titles[i], size) for i in range(n)]
@@ -181,8 +181,8 @@ def show_images(
     )
     for ax in axs.flat:
         ax.axis('off')
-    for i, (ax, img) in enumerate(zip(axs.flat, imgs)):
-        a = to_hwc(img)
+    for i, (ax, image) in enumerate(zip(axs.flat, images)):
+        a = to_hwc(image)
         ax.imshow(a)
         if words:
             ax.set_title(words[i], fontsize=8)

@@ -31,12 +31,12 @@ threading.Thread(target=_end_with_parent, args=(%r,), daemon=True).start()
 
 def start_python(
     code: str,  # Its text; it must not read standard input, which tells it when its parent ends
-    *words: str,  # `sys.argv[1:]` of it
+    *argv: str,  # `sys.argv[1:]` of it
     patience: float = 0.0,  # Seconds that it has to end by itself, after SIGTERM; 0: it is ended at once
     **kw,  # As for `subprocess.Popen`
 ) -> subprocess.Popen:
     "Start a Python program that ends when this process ends, however this one does"
-    return subprocess.Popen([sys.executable, '-c', _WATCH % patience + code, *words], stdin=subprocess.PIPE, **kw)
+    return subprocess.Popen([sys.executable, '-c', _WATCH % patience + code, *argv], stdin=subprocess.PIPE, **kw)
 
 # %% ../../nbs/core/13_processes.ipynb #8e47f052
 def end_with_parent() -> None:
@@ -45,11 +45,11 @@ def end_with_parent() -> None:
     if parent is None:
         return
 
-    def watch():
+    def wait_for_parent():
         connection.wait([parent.sentinel])
         os._exit(1)
 
-    threading.Thread(target=watch, daemon=True).start()
+    threading.Thread(target=wait_for_parent, daemon=True).start()
 
 # %% ../../nbs/core/13_processes.ipynb #150ca748
 def end_processes(

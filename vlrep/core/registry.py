@@ -195,8 +195,8 @@ def check_plugins(
     named: Iterable[str],  # The plug-in files that it names
 ) -> None:
     "A `ValueError` if a run needs code that nobody has asked to import: a folder may come from anybody"
-    there = {Path(p).name for p in plugin_files()}
-    if lost := [str(p) for p in named if Path(p).name not in there]:
+    loaded = {Path(p).name for p in plugin_files()}
+    if lost := [str(p) for p in named if Path(p).name not in loaded]:
         options = ' '.join(f'--plugin {shlex.quote(p)}' for p in lost)
         raise ValueError(
             f'{run}: needs the code in {", ".join(lost)}, which is not trusted and was not imported: '

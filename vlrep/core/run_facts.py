@@ -142,7 +142,7 @@ _RUN = dict(
     workers=_COUNT,
     save_every=_COUNT,
     world_size=_COUNT,
-    max_damaged=int | float | str | None,
+    max_corrupt=int | float | str | None,
     root=str | None,
     backbone=str | None,
     weights=str | None,
@@ -225,7 +225,7 @@ _NUMBERS = dict(
     history=list[list],
     drift=list[dict],
     wrong_each=list[float],
-    damaged=dict,
+    corrupt=dict,
     duplicates=dict,
     warnings=dict[str, dict],
 )

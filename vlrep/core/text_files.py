@@ -95,14 +95,14 @@ _SEPARATORS = {',': 'commas', '\t': 'tabs', ';': 'semicolons', '|': 'bars'}
 
 def find_columns(
     columns: dict[str, tuple],  # What is wanted -> the names that its column may have, the usual one first
-    there: Container[str],  # The names that a table or a row has
+    available: Container[str],  # The names that a table or a row has
     here: str,  # File and line, for messages
     hint: str = '',  # What to do if it is not clear which column is meant
 ) -> dict:  # What is wanted -> the name of its column, for those that are there
     "Find columns by their names; a `ValueError` if one may be meant by two of them"
     found = {}
     for column, names in columns.items():
-        possible = [n for n in names if n in there]
+        possible = [n for n in names if n in available]
         if len(possible) > 1 and possible[0] != names[0]:
             raise ValueError(f'{here}: the {column} may be in {" or ".join(possible)}{hint}')
         if possible:

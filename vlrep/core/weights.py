@@ -143,10 +143,10 @@ def _unpickled(path, others):
             with torch.serialization.safe_globals([(kind, name) for name, kind in strange.items()]):
                 return torch.load(path, map_location='cpu', weights_only=True)
         except pickle.UnpicklingError as e:
-            asked = re.search(r'GLOBAL (\S+) (?:was not an allowed|whose module)', str(e))
-            if not asked:
+            found = re.search(r'GLOBAL (\S+) (?:was not an allowed|whose module)', str(e))
+            if not found:
                 raise
-            name = asked[1] if '.' in asked[1] else f'builtins.{asked[1]}'
+            name = found[1] if '.' in found[1] else f'builtins.{found[1]}'
             if not others or _may_run(name) or name in strange:
                 raise ValueError(
                     f'{path}: holds more than data, it asks for {name}, and is not opened; have the '

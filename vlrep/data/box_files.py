@@ -175,15 +175,15 @@ class BoxFile:
     def read(
         self,
         rows: np.ndarray | list,  # Of the file (b,)
-        most: int = None,  # Most boxes of each, the first ones; by default all
+        max_boxes: int = None,  # Most boxes of each, the first ones; by default all
         boxes: bool = True,  # Not used: there is nothing else
     ) -> dict:  # region_boxes (b,n,4), region_counts (b,)
         "Read the boxes of some images, padded with zeros at the end"
         rows = np.asarray(rows, np.int64)
         first = self.offsets[rows]
         counts = self.offsets[rows + 1] - self.offsets[rows]
-        if most is not None:
-            counts = np.minimum(counts, most)
+        if max_boxes is not None:
+            counts = np.minimum(counts, max_boxes)
         out = np.zeros((len(rows), max(1, int(counts.max(initial=0))), 4), np.float32)
         for i, (a, k) in enumerate(zip(first.tolist(), counts.tolist())):
             out[i, :k] = self.boxes[a : a + k]
@@ -201,7 +201,7 @@ class BoxFile:
 def lines(
     self: BoxFile,
     ids: list,  # Of all images that are learned from or validated on
-    most: int = None,  # As for `read`
+    max_boxes: int = None,  # As for `read`
 ) -> list:  # Lines
     "Say in words how many boxes these images have, and what is left out"
     counts = np.diff(self.offsets)[self.rows(ids)]
@@ -211,8 +211,8 @@ def lines(
         out.append(f'{none:,} of {len(ids):,} images have no box: for these the text alone is used')
     if self.flat:
         out.append(f'{self.flat:,} boxes without area are left out')
-    if most and (cut := int((counts - most).clip(0).sum())):
-        out.append(f'{cut:,} boxes are beyond max_regions={most} of their image and are left out')
+    if max_boxes and (cut := int((counts - max_boxes).clip(0).sum())):
+        out.append(f'{cut:,} boxes are beyond max_regions={max_boxes} of their image and are left out')
     if more > 0:
         out.append(f'{more:,} of {len(self):,} images of the file are not in the data')
     return out

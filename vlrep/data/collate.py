@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..core.scripts import english_share, mirror_pairs
-from ..core.seeding import chances
+from ..core.seeding import hashed_uniform
 from .records import ImageTextDataset, TextBuffer
 from .tokenizer import Tokenizer, choose_normalisation, pad_tokens
 from .transforms import ENGLISH_SIDES, swap_left_right
@@ -23,12 +23,12 @@ class CaptionCollator:
 
     def __init__(
         self,
-        tok: Tokenizer,  # Cuts captions into tokens
+        tokenizer: Tokenizer,  # Cuts captions into tokens
         max_len: int = 30,  # Most tokens of a caption (VirTex code)
         substring: bool = False,  # VirTex's exchange of left and right inside words
         sides: tuple = ENGLISH_SIDES,  # Words that a mirror exchanges, see `mirror_pairs`
     ):
-        self.tok = tok
+        self.tokenizer = tokenizer
         self.max_len = max_len
         self.substring = substring
         self.sides = sides
@@ -39,7 +39,7 @@ class CaptionCollator:
     ) -> None:
         "Refuse images without a caption"
         if source.captions is None:
-            raise ValueError(f'{source.name}: has no captions; use tok=None')
+            raise ValueError(f'{source.name}: has no captions; use tokenizer=None')
         mute = np.flatnonzero(source.captions.counts() == 0)
         if len(mute):
             raise ValueError(
@@ -50,7 +50,7 @@ class CaptionCollator:
     def chosen(self, source: ImageTextDataset, rows: np.ndarray, when: int | str, seed: int) -> np.ndarray:
         "Draw a caption for each row, as its index counted through all captions (b,)"
         first = source.captions.rows[rows]
-        u = chances(rows, seed, 'caption', when)
+        u = hashed_uniform(rows, seed, 'caption', when)
         return first + (u * (source.captions.rows[rows + 1] - first)).astype(np.int64)
 
     def lengths(self, source: ImageTextDataset, rows: np.ndarray, when: int | str, seed: int) -> np.ndarray:
@@ -70,7 +70,7 @@ class CaptionCollator:
 
     def uncut(self, texts: list) -> list:
         "Encode texts, special tokens included, however many there are"
-        return self.tok.encode(texts, 1 << 30)
+        return self.tokenizer.encode(texts, 1 << 30)
 
     def __call__(
         self,
@@ -79,11 +79,11 @@ class CaptionCollator:
         when,  # Number of the epoch, or 'valid'
         seed: int,  # Of the run
         flip: np.ndarray,  # Which are mirrored (b,) bool
-    ) -> dict:  # `tok` (b,s) and `lens` (b,), int64
+    ) -> dict:  # `tokens` (b,s) and `lengths` (b,), int64
         "One caption of each image"
         texts = self.texts(source, rows, when, seed, flip)
-        tok, lens = pad_tokens(self.tok.encode(texts, self.max_len), self.tok.pad)
-        return dict(tok=tok, lens=lens)
+        tokens, lengths = pad_tokens(self.tokenizer.encode(texts, self.max_len), self.tokenizer.pad)
+        return dict(tokens=tokens, lengths=lengths)
 
 # %% ../../nbs/data/50_collate.ipynb #b01c0a2e
 def caption_tokenizer(
@@ -119,12 +119,12 @@ class TokenCounts:
 def count_tokens(
     collate: CaptionCollator,  # With `all_texts`, `uncut` and `max_len`
     source: ImageTextDataset,  # Images
-    most: int = 100_000,  # Of more texts, so many are counted, spread over all
+    max_texts: int = 100_000,  # Of more texts, so many are counted, spread over all
 ) -> TokenCounts:
     "Count cut texts and unknown tokens"
     texts = collate.all_texts(source)
     total = len(texts.ends) - 1
-    at = range(0, total, max(1, -(-total // most)))
+    at = range(0, total, max(1, -(-total // max_texts)))
     out = TokenCounts(total, len(at), 0, 0, 0, 0, 0, [])
     for k in range(0, len(at), 1000):
         some = [texts.string(i) for i in at[k : k + 1000]]
@@ -134,7 +134,7 @@ def count_tokens(
             out.cut += len(ids) > collate.max_len
             out.lost += max(0, len(ids) - collate.max_len)
             out.tokens += len(ids) - 2
-            out.unknown += ids.count(collate.tok.unk)
+            out.unknown += ids.count(collate.tokenizer.unk)
     return out
 
 
@@ -161,14 +161,14 @@ def _part_line(name, n, max_len, windows):
 
 def token_lines(
     collate: CaptionCollator,  # Of the method
-    parts: dict,  # Name -> dataset; the first is learned from
+    splits: dict,  # Name -> dataset; the first is learned from
     max_cut: float = 1.0,  # Share of the tokens that may be lost because texts are cut
     max_unknown: float = 1.0,  # Share of the tokens that may be unknown
 ) -> list:  # A line for each part
     "Say how many texts are cut and how many tokens are unknown; a `ValueError` if there are more than allowed"
     windows = getattr(collate, 'windows', False)
     lines = []
-    for name, source in parts.items():
+    for name, source in splits.items():
         n = count_tokens(collate, source)
         line = _part_line(name, n, collate.max_len, windows)
         if n.lost > max_cut * n.tokens and not windows:
@@ -215,11 +215,11 @@ def mirroring_line(
 def _form_line(recipe, collate, train):
     "Which form of letters is read, where that is not the papers'; or what it costs"
     best, why = choose_normalisation(collate.all_texts(train).flat())
-    asked = getattr(recipe, 'normalise', 'auto')
-    used = collate.tok.normalisation if collate.tok is not None else asked.replace('auto', best)
+    form = getattr(recipe, 'normalise', 'auto')
+    used = collate.tokenizer.normalisation if collate.tokenizer is not None else form.replace('auto', best)
     if used == 'nfkd' and best != used:
         return f'normalise=nfkd: the tokens are those of letters without their marks, although {why}'
-    if used == best == 'nfkc' and asked == 'auto':
+    if used == best == 'nfkc' and form == 'auto':
         return f'normalise={used}: {why}'
     return ''
 
@@ -227,17 +227,17 @@ def _form_line(recipe, collate, train):
 def caption_lines(
     recipe: 'MethodRecipe',  # Perhaps with the fields of `TextRecipe`
     collate: CaptionCollator,  # Of the method; or None
-    parts: dict,  # Datasets `train`, `valid` and perhaps others
+    splits: dict,  # Datasets `train`, `valid` and perhaps others
     counted: tuple = ('train', 'valid'),  # Those whose texts are counted
 ) -> list:  # Lines
     "Say what happens to the texts of a run; a `ValueError` if more of them is lost than the recipe allows"
-    if not hasattr(collate, 'all_texts') or collate.all_texts(parts['train']) is None:
+    if not hasattr(collate, 'all_texts') or collate.all_texts(splits['train']) is None:
         return []
-    lines = [_form_line(recipe, collate, parts['train']), mirroring_line(recipe, collate, parts['train'])]
-    if collate.tok is not None and hasattr(collate, 'uncut'):
+    lines = [_form_line(recipe, collate, splits['train']), mirroring_line(recipe, collate, splits['train'])]
+    if collate.tokenizer is not None and hasattr(collate, 'uncut'):
         lines += token_lines(
             collate,
-            {k: parts[k] for k in counted},
+            {k: splits[k] for k in counted},
             getattr(recipe, 'max_cut', 1.0),
             getattr(recipe, 'max_unknown', 1.0),
         )

@@ -30,8 +30,8 @@ class TfidfVectors:
         from sklearn.decomposition import TruncatedSVD
         from sklearn.feature_extraction.text import TfidfVectorizer
 
-        self.words = TfidfVectorizer(analyzer=partial(plain_words, how=how), dtype=np.float32)
-        x = self.words.fit_transform(texts)
+        self.vocabulary = TfidfVectorizer(analyzer=partial(plain_words, how=how), dtype=np.float32)
+        x = self.vocabulary.fit_transform(texts)
         self.svd = TruncatedSVD(max(1, min(width, x.shape[1] - 1)), random_state=seed).fit(x)
 
     def __call__(
@@ -39,7 +39,7 @@ class TfidfVectors:
         texts: 'Iterable[str]',  # Captions (m)
     ) -> np.ndarray:  # (m,d)
         "The vectors of captions; one without a known word is 0"
-        x = self.svd.transform(self.words.transform(texts))
+        x = self.svd.transform(self.vocabulary.transform(texts))
         return x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)
 
 # %% ../../nbs/data/54_concept_targets.ipynb #50db6c06
@@ -99,7 +99,7 @@ def word_targets(
     def find(dataset):
         return [[(k, 1.0) for k in concepts.of(texts)] for texts in _read(dataset, low, high, concepts.how)]
 
-    return ConceptTargets(concepts.words, find, concepts.mirror)
+    return ConceptTargets(concepts.vocabulary, find, concepts.mirror)
 
 # %% ../../nbs/data/54_concept_targets.ipynb #25f9fbe7
 def cluster_targets(
@@ -168,11 +168,11 @@ def topic_targets(
         counts = counter.fit_transform(texts)
     except ValueError:
         raise ValueError(f'{dataset.name}: its captions have no word that a topic could have') from None
-    words = counter.get_feature_names_out()
-    if k > len(words):
-        raise ValueError(f'top_k={k}: more topics than the {len(words)} words that the captions have')
+    vocabulary = counter.get_feature_names_out()
+    if k > len(vocabulary):
+        raise ValueError(f'top_k={k}: more topics than the {len(vocabulary)} words that the captions have')
     lda.fit(counts)
-    names = [' '.join(words[c.argsort()[::-1][:4]]) for c in lda.components_]
+    names = [' '.join(vocabulary[c.argsort()[::-1][:4]]) for c in lda.components_]
 
     def find(dataset):
         texts = whole(dataset)

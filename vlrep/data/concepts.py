@@ -171,12 +171,14 @@ def concept_words(
     min_count: int = 1,  # How often a word must have been tagged
 ) -> list:  # Words, the most frequent first
     "Choose the concepts; a `ValueError` if there are none, or fewer than `top_k`"
-    words = [w for w, n in counts.items() if n >= min_count]
-    if not words:
+    vocabulary = [w for w, n in counts.items() if n >= min_count]
+    if not vocabulary:
         raise ValueError(f'concepts: no word of the captions is left, see parts and min_count={min_count}')
-    if top_k > len(words):
-        raise ValueError(f'top_k={top_k}: the captions have only {len(words)} such words; lower top_k, or 0 for all')
-    return words[:top_k] if top_k else words
+    if top_k > len(vocabulary):
+        raise ValueError(
+            f'top_k={top_k}: the captions have only {len(vocabulary)} such words; lower top_k, or 0 for all'
+        )
+    return vocabulary[:top_k] if top_k else vocabulary
 
 # %% ../../nbs/data/52_concepts.ipynb #a9d22c78
 class ConceptSet:
@@ -184,23 +186,23 @@ class ConceptSet:
 
     def __init__(
         self,
-        words: list,  # In the order of their numbers
+        vocabulary: list,  # In the order of their numbers
         how: str = 'nfkd',  # As for `normalise`: how captions are read
         pairs: tuple = ENGLISH_SIDES,  # Words that a mirror exchanges, see `mirror_pairs`
     ):
-        self.words = list(words)
+        self.vocabulary = list(vocabulary)
         self.how = how
-        self.index = {w: k for k, w in enumerate(self.words)}
-        if len(self.index) < len(self.words):
+        self.index = {w: k for k, w in enumerate(self.vocabulary)}
+        if len(self.index) < len(self.vocabulary):
             raise ValueError('words: one of them is there twice')
-        swapped = [self.index.get(swap_left_right(w, pairs=pairs), -1) for w in self.words]
+        swapped = [self.index.get(swap_left_right(w, pairs=pairs), -1) for w in self.vocabulary]
         self.mirror = np.array(swapped, np.int64)  # the number of each word in a mirrored image; -1: none
 
     def __len__(self):
-        return len(self.words)
+        return len(self.vocabulary)
 
     def __repr__(self):
-        return f'ConceptSet({len(self)} words: {", ".join(self.words[:5])} ...)'
+        return f'ConceptSet({len(self)} words: {", ".join(self.vocabulary[:5])} ...)'
 
     def of(
         self,

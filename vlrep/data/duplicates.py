@@ -26,9 +26,9 @@ def thumbnails(
     out = []
     codes = []
     for a in progress(range(0, len(dataset), chunk), label='thumbnails'):
-        img, hw = dataset.images(np.arange(a, min(a + chunk, len(dataset))))
-        img = img.permute(0, 2, 3, 1).numpy()
-        for x, (h, w) in zip(img, np.asarray(hw)):
+        image, hw = dataset.images(np.arange(a, min(a + chunk, len(dataset))))
+        image = image.permute(0, 2, 3, 1).numpy()
+        for x, (h, w) in zip(image, np.asarray(hw)):
             x = np.ascontiguousarray(x[:h, :w])
             out.append(np.asarray(Image.fromarray(x).resize((side, side), Image.BOX), np.float32))  # means of cells
             codes.append(hashlib.blake2b(x, digest_size=16, person=f'{h} {w}'.encode()).digest())
@@ -47,7 +47,7 @@ class Duplicates:
 
     same: list  # Images with equal pixels: (name in the first, name in the second)
     near: list  # Images that are nearly equal: (name, name, how alike)
-    said: list  # Captions in both, ignoring case and punctuation: (caption, how often in the first, in the second)
+    captions: list  # Captions in both, ignoring case and punctuation: (caption, how often in the first, in the second)
     sizes: tuple  # Images of the first and of the second, captions of the first and of the second
 
     def __len__(self):
@@ -56,7 +56,7 @@ class Duplicates:
     def __str__(self):
         n, m, _, k = self.sizes
         hit = len({b for _, b, *_ in self.same + self.near})
-        many = sum(c for *_, c in self.said)
+        many = sum(c for *_, c in self.captions)
         lines = [
             f'{hit} of {m} images are among the {n} others: {len(self.same)} pairs equal, {len(self.near)} nearly',
             *[f'  {a} = {b}' for a, b in self.same[:3]],
@@ -64,7 +64,7 @@ class Duplicates:
         ]
         if k:
             lines.append(f'{many} of {k} captions are there too')
-        lines += [f'  {c!r} ({x} and {y} times)' for c, x, y in self.said[:3]]
+        lines += [f'  {c!r} ({x} and {y} times)' for c, x, y in self.captions[:3]]
         return '\n'.join(lines)
 
 # %% ../../nbs/data/20_duplicates.ipynb #e66435d7
@@ -98,5 +98,5 @@ def duplicates(
     x = count(train)
     y = count(test)
     sizes = len(t), len(u), sum(x.values()), sum(y.values())
-    said = sorted(((c, x[c], k) for c, k in y.items() if c in x), key=lambda o: (-o[2], o[0]))
-    return Duplicates(same, sorted(near, key=lambda o: -o[2]), said, sizes)
+    captions = sorted(((c, x[c], k) for c, k in y.items() if c in x), key=lambda o: (-o[2], o[0]))
+    return Duplicates(same, sorted(near, key=lambda o: -o[2]), captions, sizes)

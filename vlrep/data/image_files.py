@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..core.fields import damage_limit
+from ..core.fields import corrupt_limit
 from ..core.files import FilePath, brief, remove_leftovers
 from ..core.scripts import one_line
 from ..core.seeding import uniform_by_name
@@ -35,21 +35,21 @@ def some_of(
 
 
 def leave_out(
-    about: FilePath,  # The file or folder that they are in
+    source: FilePath,  # The file or folder that they are in
     what: str,  # What is wrong with them, after their number: 'rows cannot be used'
     lost: list,  # Their names, or a text about each
     n: int,  # How many there are in all
-    max_damaged: int | float | str = None,  # How many may be lost, see `damage_limit`
+    max_corrupt: int | float | str = None,  # How many may be lost, see `corrupt_limit`
 ) -> None:
-    "Warn about what a reader leaves out; a `ValueError` if it is more than `max_damaged` allows"
+    "Warn about what a reader leaves out; a `ValueError` if it is more than `max_corrupt` allows"
     if not lost:
         return
-    says = some_of(str(l).removeprefix(f'{about}, ') for l in lost)
-    what = f'{about}: {len(lost):,} of {n:,} {what}: {says}'
-    most = damage_limit(n, max_damaged)
-    if len(lost) > most or len(lost) == n:
-        limit = 'the default allows' if max_damaged is None else f'max_damaged={max_damaged} allows'
-        hint = f'; {limit} {most:,}, --max-damaged {len(lost)} lets them pass' if len(lost) < n else ''
+    says = some_of(str(l).removeprefix(f'{source}, ') for l in lost)
+    what = f'{source}: {len(lost):,} of {n:,} {what}: {says}'
+    allowed = corrupt_limit(n, max_corrupt)
+    if len(lost) > allowed or len(lost) == n:
+        limit = 'the default allows' if max_corrupt is None else f'max_corrupt={max_corrupt} allows'
+        hint = f'; {limit} {allowed:,}, --max-corrupt {len(lost)} lets them pass' if len(lost) < n else ''
         raise ValueError(what + hint)
     warnings.warn(f'{what}; they are left out', stacklevel=3)
 
@@ -98,10 +98,10 @@ def photo_name(
 def find_files(
     folder: FilePath,  # What the names are relative to
     names: 'Iterable[str]',  # Of images, with `/` for folders
-    about: FilePath,  # The file that names them, for messages
-    max_damaged: int
+    source: FilePath,  # The file that names them, for messages
+    max_corrupt: int
     | float
-    | str = None,  # How many may be absent, see `damage_limit`; they are left out, with a warning
+    | str = None,  # How many may be absent, see `corrupt_limit`; they are left out, with a warning
 ) -> dict:  # Name -> path, for those that are there
     "Look images up; a `ValueError` says how many are absent and names some, or that one image has two names"
     names = list(names)
@@ -117,9 +117,9 @@ def find_files(
         out[n] = os.path.join(at, seen[at][_nfc(last)])
         other = named.setdefault(os.path.abspath(out[n]), n)
         if other != n:
-            raise ValueError(f'{about}: {other} and {n} are the same photo; call it by one name')
+            raise ValueError(f'{source}: {other} and {n} are the same photo; call it by one name')
     lost = sorted(n for n in names if n not in out)
-    leave_out(folder, f'images named in {Path(about).name} are missing', lost, len(names), max_damaged)
+    leave_out(folder, f'images named in {Path(source).name} are missing', lost, len(names), max_corrupt)
     return out
 
 # %% ../../nbs/data/10_image_files.ipynb #b2c7bfac
@@ -157,45 +157,46 @@ def has_text(
 def caption_source(
     caps: dict,  # Name of each image -> its captions
     folder: FilePath,  # What the names are relative to
-    about: FilePath,  # The file the captions are from, for messages
+    source: FilePath,  # The file the captions are from, for messages
     size: int = 256,  # Images are fitted into squares of this side
     split: str = None,  # What they are for: train, valid or test
     *,
     keep: float = 2e9,  # Keep decoded images if all fit into this many bytes
-    max_damaged: int | float | str = None,  # How many images may be absent, see `damage_limit`
+    max_corrupt: int | float | str = None,  # How many images may be absent, see `corrupt_limit`
     extra: list | tuple = (),  # Names of existing images without a caption
-    name: str = None,  # Of the data; by default that of the folder `about` is in
-    parts: dict = None,  # Name of an image -> the part that the data assigns it to, in its own words, see `part_name`
+    name: str = None,  # Of the data; by default that of the folder `source` is in
+    split_of: dict = None,  # Name of an image -> the part that the data assigns it to, in its own words, see
+    # `part_name`
 ) -> ImageFileDataset:  # In the order of the names
     "Join photos and captions; empty captions and images without any are left out, with a warning that counts them"
-    about = Path(about)
+    source = Path(source)
     as_listed = caps
     caps = {}
-    for n, said in as_listed.items():
-        caps.setdefault(photo_name(n, folder), []).extend(said)
-    parts = parts and {photo_name(n, folder): part for n, part in parts.items()}
-    at = find_files(folder, caps, about, max_damaged)
+    for n, captions in as_listed.items():
+        caps.setdefault(photo_name(n, folder), []).extend(captions)
+    split_of = split_of and {photo_name(n, folder): part for n, part in split_of.items()}
+    at = find_files(folder, caps, source, max_corrupt)
     texts = {n: [one_line(c) for c in caps[n]] for n in sorted(at)}
     empty = sum(not has_text(c) for l in texts.values() for c in l)
     if empty:
-        warnings.warn(f'{about}: {empty} empty captions are left out', stacklevel=3)
+        warnings.warn(f'{source}: {empty} empty captions are left out', stacklevel=3)
     texts = {n: [c for c in l if has_text(c)] for n, l in texts.items()}
     names = [n for n, l in texts.items() if l]
     mute = sorted([n for n, l in texts.items() if not l] + list(extra))
     if not names:
-        raise ValueError(f'{about}: not a single caption ({len(mute)} images without)')
+        raise ValueError(f'{source}: not a single caption ({len(mute)} images without)')
     if mute:
         what = f'{len(mute)} of {len(mute) + len(names)} images have no caption and are left out'
-        warnings.warn(f'{about.parent}: {what}: {some_of(mute)}', stacklevel=3)
+        warnings.warn(f'{source.parent}: {what}: {some_of(mute)}', stacklevel=3)
     return ImageFileDataset(
         [at[n] for n in names],
         size,
-        name or about.resolve().parent.name,
+        name or source.resolve().parent.name,
         keep,
         split=split,
         ids=names,
         captions=TextBuffer(texts[n] for n in names),
-        parts=[part_name(parts.get(n, ''), f'{about}, {n}') for n in names] if parts else None,
+        parts=[part_name(split_of.get(n, ''), f'{source}, {n}') for n in names] if split_of else None,
     )
 
 # %% ../../nbs/data/10_image_files.ipynb #85020bd3

@@ -44,12 +44,12 @@ class _Lmdb:
             raise ValueError(f'{path}: an LMDB of version {version}, only version {_VERSION} can be read')
         second = read_at(fd, _META_BYTES, self.page_size)
         if not _is_meta(second):
-            self.damaged('page 1')
+            self.corrupt('page 1')
         newest = max(first, second, key=lambda m: struct.unpack_from('<Q', m, 144))
         self.flags, self.entries, self.root = struct.unpack_from('<4xH26x2Q', newest, 88)
         self.last = struct.unpack_from('<Q', newest, 136)[0]
         if not 256 <= self.page_size <= 65536 or self.page_size & (self.page_size - 1):
-            self.damaged('the size of its pages')
+            self.corrupt('the size of its pages')
         if (self.last + 1) * self.page_size > size:
             raise ValueError(
                 f'{path}: truncated, {size:,} bytes instead of {(self.last + 1) * self.page_size:,} or more: '
@@ -58,19 +58,19 @@ class _Lmdb:
         if self.flags & 4:
             raise ValueError(f'{path}: has several values for a key, which cannot be read')
 
-    def damaged(self, what):
+    def corrupt(self, what):
         raise ValueError(f'{self.path}: damaged ({what}): copy or download it again')
 
     def read(self, number, count, kinds):
         "Kind and bytes of a page, from its beginning"
         if not 2 <= number <= self.last or number * self.page_size + count > (self.last + 1) * self.page_size:
-            self.damaged(f'page {number}')
+            self.corrupt(f'page {number}')
         data = read_at(self.fd, count, number * self.page_size)
         if len(data) < count:
-            self.damaged(f'page {number} is cut off')
+            self.corrupt(f'page {number} is cut off')
         stored, kind = struct.unpack_from('<Q2xH', data)
         if stored != number or kind & 15 not in kinds:
-            self.damaged(f'page {number}')
+            self.corrupt(f'page {number}')
         return kind & 15, data
 
     def nodes(self, number):
@@ -78,15 +78,15 @@ class _Lmdb:
         kind, page = self.read(number, self.page_size, (_BRANCH, _LEAF))
         lower, upper = struct.unpack_from('<2H', page, 12)
         if not _HEAD <= lower <= upper <= self.page_size:
-            self.damaged(f'page {number}')
+            self.corrupt(f'page {number}')
         out = []
         for at in struct.unpack_from(f'<{(lower - _HEAD) // 2}H', page, _HEAD):
             key = at + 8
             if not lower <= at <= self.page_size - 8:
-                self.damaged(f'page {number}')
+                self.corrupt(f'page {number}')
             low, flags, length = struct.unpack_from('<IHH', page, at)
             if key + length > self.page_size:
-                self.damaged(f'page {number}')
+                self.corrupt(f'page {number}')
             out.append((low, flags, page[key : key + length], page[key + length :]))
         return kind, out
 
@@ -96,10 +96,10 @@ class _Lmdb:
             raise ValueError(f'{self.path}: holds further databases, which cannot be read')
         if flags & 1:
             if len(rest) < 8:
-                self.damaged('the place of a value')
+                self.corrupt('the place of a value')
             return self.read(struct.unpack_from('<Q', rest)[0], _HEAD + size, (_OVERFLOW,))[1][_HEAD:]
         if size > len(rest):
-            self.damaged('the size of a value')
+            self.corrupt('the size of a value')
         return rest[:size]
 
 # %% ../../nbs/data/51_lmdb_files.ipynb #14d81439
@@ -120,7 +120,7 @@ def lmdb_items(
         while todo:
             pages += 1
             if pages > tree.last:
-                tree.damaged('its pages lead in a circle')
+                tree.corrupt('its pages lead in a circle')
             kind, nodes = tree.nodes(todo.pop())
             if kind == _BRANCH:
                 todo += [low | flags << 32 for low, flags, *_ in reversed(nodes)]
@@ -129,4 +129,4 @@ def lmdb_items(
                 found += 1
                 yield key, tree.value(size, flags, rest)
         if found != tree.entries:
-            tree.damaged(f'{found:,} entries were found, and it claims to have {tree.entries:,}')
+            tree.corrupt(f'{found:,} entries were found, and it claims to have {tree.entries:,}')

@@ -22,13 +22,13 @@ from torch.utils.data import DataLoader as TorchLoader
 from torch.utils.data import Dataset
 from torch.utils.data._utils.signal_handling import _remove_worker_pids
 
-from ..core.fields import damage_limit
+from ..core.fields import corrupt_limit
 from ..core.files import FilePath
 from ..core.plotting import show_images
 from ..core.registry import did_you_mean
-from ..core.seeding import chances, rng, torch_rng
+from ..core.seeding import hashed_uniform, rng, torch_rng
 from .collate import CaptionCollator
-from .records import DamagedImage, ImageTextDataset
+from .records import CorruptImage, ImageTextDataset
 from .tokenizer import Tokenizer
 from .transforms import EvalTransform, TrainTransform, denormalise
 from .workers import begin_worker, end_of_worker, open_file_limit, pack_batch, unpack_batch
@@ -56,22 +56,22 @@ class _Jobs(Dataset):
 
     def batch(self, epoch, rows):
         when = epoch if self.train else 'valid'
-        rows, img, hw, bad = self.pictures(rows, when)
-        flip = chances(rows, self.seed, 'flip', when) < self.flip_p
-        b = dict(img=img, hw=torch.as_tensor(hw), id=torch.from_numpy(rows), flip=torch.from_numpy(flip))
-        said = {} if self.collate is None else self.collate(self.source, rows, when, self.seed, flip)
-        return {**b, **said, **{k: torch.from_numpy(v[rows]) for k, v in self.source.labels.items()}}, bad
+        rows, image, hw, bad = self.pictures(rows, when)
+        flip = hashed_uniform(rows, self.seed, 'flip', when) < self.flip_p
+        b = dict(images=image, hw=torch.as_tensor(hw), id=torch.from_numpy(rows), flip=torch.from_numpy(flip))
+        texts = {} if self.collate is None else self.collate(self.source, rows, when, self.seed, flip)
+        return {**b, **texts, **{k: torch.from_numpy(v[rows]) for k, v in self.source.labels.items()}}, bad
 
     def pictures(self, rows, when):
         "Read images: their rows, pixels, height and width, and what was damaged"
         if self.bad.keys().isdisjoint(rows.tolist()):
             try:
                 return rows, *self.source.images(rows), {}
-            except DamagedImage:
+            except CorruptImage:
                 pass
         bad = {}
-        got, img, hw = zip(*[self.readable(r, when, bad) for r in rows.tolist()])
-        return np.array(got), torch.cat(img), torch.cat([torch.as_tensor(x) for x in hw]), bad
+        got, image, hw = zip(*[self.readable(r, when, bad) for r in rows.tolist()])
+        return np.array(got), torch.cat(image), torch.cat([torch.as_tensor(x) for x in hw]), bad
 
     def readable(self, row, when, bad):
         "Read the image of `row`, or the first readable one in its chain of rows; damaged ones are written to `bad`"
@@ -81,15 +81,15 @@ class _Jobs(Dataset):
             if i not in self.bad:
                 try:
                     return i, *self.source.images([i])
-                except DamagedImage as e:
+                except CorruptImage as e:
                     self.bad[i] = str(e)
             bad[i] = self.bad[i]
             i = int(draw.integers(len(self.source)))
-        raise DamagedImage(f'{self.bad[row]}; and so are all that were drawn in its place')
+        raise CorruptImage(f'{self.bad[row]}; and so are all that were drawn in its place')
 
 # %% ../../nbs/data/60_loader.ipynb #8857436e
 class TooManyDamaged(ValueError):
-    "More images cannot be read than `max_damaged` allows"
+    "More images cannot be read than `max_corrupt` allows"
 
 # %% ../../nbs/data/60_loader.ipynb #99311798
 class StatefulLoader:
@@ -103,7 +103,8 @@ class StatefulLoader:
         self,
         source: ImageTextDataset,  # Images with their annotations
         bs: int = 64,  # Images a batch, of all ranks together
-        tok: Tokenizer = None,  # Makes `tok` and `lens` from a caption of each image; that of `collate` by default
+        tokenizer: Tokenizer = None,  # Makes `tokens` and `lengths` from a caption of each image; that of `collate` by
+        # default
         aug=None,  # `TrainTransform`, `EvalTransform` or another function of (batch, key), or with
         # `shares` of (batch, key, share); None leaves the bytes as they are
         seed: int = 0,  # Of order, captions, mirroring and views
@@ -117,17 +118,17 @@ class StatefulLoader:
         world_size: int = 1,  # Number of processes
         shuffle: bool = None,  # Shuffle each epoch? By default only when training
         substring: bool = False,  # VirTex's exchange of left and right inside words
-        max_damaged=None,  # Stop when more images than this cannot be read: a number (20) or a share (.05), see
-        # `damage_limit`
+        max_corrupt=None,  # Stop when more images than this cannot be read: a number (20) or a share (.05), see
+        # `corrupt_limit`
         timeout: float = 300,  # Seconds to wait for the workers' next batch before they are given up
         bucket: int = None,  # Batches that are sorted by length of text together, when shuffled; 0 = not sorted,
         # which is the default unless the dataset sets it
         collate=None,  # What is read beside each image: a function of (source, rows, when, seed, flip); by
-        # default captions, if there is a `tok`
+        # default captions, if there is a `tokenizer`
     ):
         self.source = source
         self.bs = bs
-        self.tok = tok or getattr(collate, 'tok', None)
+        self.tokenizer = tokenizer or getattr(collate, 'tokenizer', None)
         self.aug = aug
         self.seed = seed
         self.train = train
@@ -139,9 +140,9 @@ class StatefulLoader:
         self.rank = rank
         self.world_size = world_size
         # damaged: row -> reason
-        self.max_damaged = max_damaged
+        self.max_corrupt = max_corrupt
         self.timeout = timeout
-        self.damaged = {}
+        self.corrupt = {}
         self.shuffle = train if shuffle is None else shuffle
         self.bucket = getattr(source, 'bucket', 0) if bucket is None else bucket
         self.device = torch.device(device or ('cuda' if torch.cuda.is_available() else 'cpu'))
@@ -150,10 +151,10 @@ class StatefulLoader:
         self.step = 0
         self._reader = None
         self._said = False  # that batches are not shared
-        self.waiting = None  # Called with the seconds that the workers' next batch has been waited for
+        self.on_wait = None  # Called with the seconds that the workers' next batch has been waited for
         self._check()
-        if collate is None and self.tok is not None:
-            collate = CaptionCollator(self.tok, max_len, substring)
+        if collate is None and self.tokenizer is not None:
+            collate = CaptionCollator(self.tokenizer, max_len, substring)
         if hasattr(collate, 'check'):
             collate.check(source)
         if self.bucket and collate is not None and not hasattr(collate, 'lengths'):
@@ -175,7 +176,7 @@ class StatefulLoader:
         for k, high in dict(flip_p=1, rank=self.world_size - 1).items():
             if not 0 <= getattr(self, k) <= high:
                 raise ValueError(f'{k}={getattr(self, k)}: from 0 to {high}')
-        damage_limit(n, self.max_damaged)
+        corrupt_limit(n, self.max_corrupt)
         if not self.timeout > 0:
             raise ValueError(f'timeout={self.timeout}: seconds, more than 0')
         if n < self.world_size:
@@ -258,8 +259,8 @@ def _bucketed(self: StatefulLoader, order, epoch):
     steps = len(order) // self.bs
     rows = order[: steps * self.bs]
     pool = np.arange(steps) // self.bucket
-    lens = self._jobs.collate.lengths(self.source, rows, epoch if self.train else 'valid', self.seed)
-    rows = rows[np.lexsort((lens, np.repeat(pool, self.bs)))].reshape(steps, self.bs)
+    lengths = self._jobs.collate.lengths(self.source, rows, epoch if self.train else 'valid', self.seed)
+    rows = rows[np.lexsort((lengths, np.repeat(pool, self.bs)))].reshape(steps, self.bs)
     drawn = np.lexsort((rng(self.seed, 'bucket', epoch).random(steps), pool))
     return np.concatenate([rows[drawn].ravel(), order[steps * self.bs :]])
 
@@ -289,7 +290,7 @@ def _ready(self: StatefulLoader, got, epoch, i):
         self._said = True
     if bad:
         self._note(bad)
-    b['img'] = b['img'].to(self.device, non_blocking=True)
+    b['images'] = b['images'].to(self.device, non_blocking=True)
     step = epoch * len(self) + i if self.train else i
     n = min(self.bs, len(self.source) - i * self.bs)
     own = self.own(n)
@@ -307,24 +308,24 @@ def _ready(self: StatefulLoader, got, epoch, i):
 @patch
 def _note(self: StatefulLoader, bad):
     "Write down what was damaged; `TooManyDamaged`, a `ValueError`, if it is too much"
-    self.damaged = dict(sorted({**self.damaged, **bad}.items()))
-    k = len(self.damaged)
+    self.corrupt = dict(sorted({**self.corrupt, **bad}.items()))
+    k = len(self.corrupt)
     n = len(self.source)
-    most = damage_limit(n, self.max_damaged)
-    if k <= most:
+    allowed = corrupt_limit(n, self.max_corrupt)
+    if k <= allowed:
         return
-    some = '; '.join(list(self.damaged.values())[:3])
-    limit = 'the default' if self.max_damaged is None else f'max_damaged={self.max_damaged}'
-    raise TooManyDamaged(f'{self.source.name}: {k} of {n} images cannot be read, and {limit} allows {most}: {some}')
+    some = '; '.join(list(self.corrupt.values())[:3])
+    limit = 'the default' if self.max_corrupt is None else f'max_corrupt={self.max_corrupt}'
+    raise TooManyDamaged(f'{self.source.name}: {k} of {n} images cannot be read, and {limit} allows {allowed}: {some}')
 
 
 @patch
-def damage_report(self: StatefulLoader) -> str:  # A line for each, after a first line; '' if there was nothing
+def corrupt_report(self: StatefulLoader) -> str:  # A line for each, after a first line; '' if there was nothing
     "Report what could not be read so far"
-    if not self.damaged:
+    if not self.corrupt:
         return ''
-    first = f'{len(self.damaged)} of {len(self.source)} images could not be read, and others were shown in their place:'
-    return '\n'.join([first, *[f'  {self.source.ids[r]}: {why}' for r, why in self.damaged.items()]])
+    first = f'{len(self.corrupt)} of {len(self.source)} images could not be read, and others were shown in their place:'
+    return '\n'.join([first, *[f'  {self.source.ids[r]}: {why}' for r, why in self.corrupt.items()]])
 
 # %% ../../nbs/data/60_loader.ipynb #4b90ce90
 @patch
@@ -356,8 +357,8 @@ def _read(self: StatefulLoader, jobs):
 
 def _start_method():
     "How workers are started: as the program has asked for by `multiprocessing.set_start_method`, on Linux by `fork`"
-    asked = multiprocessing.get_start_method(allow_none=True)
-    return 'fork' if asked is None and sys.platform == 'linux' else None
+    chosen = multiprocessing.get_start_method(allow_none=True)
+    return 'fork' if chosen is None and sys.platform == 'linux' else None
 
 
 @patch
@@ -402,8 +403,8 @@ def _next(self: StatefulLoader, read):
             waited = time.monotonic() - begun
             if not str(e).startswith('DataLoader timed out') or waited >= self.timeout:
                 raise
-        if self.waiting is not None:
-            self.waiting(waited)
+        if self.on_wait is not None:
+            self.on_wait(waited)
 
 # %% ../../nbs/data/60_loader.ipynb #7ff78e19
 @patch
@@ -427,7 +428,7 @@ def one_batch(self: StatefulLoader) -> tuple:
 
 # %% ../../nbs/data/60_loader.ipynb #32e54f44
 _fields = (
-    'source bs tok aug seed train max_len flip_p workers device rank world_size shuffle substring max_damaged '
+    'source bs tokenizer aug seed train max_len flip_p workers device rank world_size shuffle substring max_corrupt '
     'timeout bucket collate'
 ).split()
 
@@ -524,24 +525,24 @@ def _lost(self: StatefulLoader, e, where):
 @patch
 def pictures(
     self: StatefulLoader,
-    batch: dict,  # With `img`
+    batch: dict,  # With `images`
 ) -> torch.Tensor:  # uint8 (b,3,h,w)
     "Show the images of a batch as they were"
-    img = batch['img'].detach().cpu()
-    if img.is_floating_point() and hasattr(self.aug, 'mean'):
-        return denormalise(img, self.aug.mean, self.aug.std)
-    return img
+    images = batch['images'].detach().cpu()
+    if images.is_floating_point() and hasattr(self.aug, 'mean'):
+        return denormalise(images, self.aug.mean, self.aug.std)
+    return images
 
 
 @patch
 def texts(
     self: StatefulLoader,
-    batch: dict,  # With `tok`
+    batch: dict,  # With `tokens`
 ) -> list:  # A string for each image, or None
     "Decode the captions of a batch"
-    if self.tok is None or 'tok' not in batch:
+    if self.tokenizer is None or 'tokens' not in batch:
         return None
-    return [self.tok.decode(t) for t in batch['tok'].cpu()]
+    return [self.tokenizer.decode(t) for t in batch['tokens'].cpu()]
 
 # %% ../../nbs/data/60_loader.ipynb #65766adb
 def _fold(text, width):
@@ -579,7 +580,7 @@ def show_results(
 ) -> 'plt.Figure':  # The figure
     "Draw the images of a batch with their captions and the model's predictions"
     batch = b[0]
-    caps = self.texts(batch) or [''] * len(batch['img'])
+    caps = self.texts(batch) or [''] * len(batch['images'])
     says = (describe or self._likeliest)(batch, out)
     wide = int(size * 13)
     titles = [_fold(t, wide) + '\n> ' + _fold(s, wide) for t, s in zip(caps[:max_n], says)]
@@ -594,16 +595,23 @@ def _likeliest(self: StatefulLoader, batch, out):
     elif not isinstance(out, (list, tuple)):
         out = [out]
     for o in out:
-        if self.tok is not None and isinstance(o, torch.Tensor) and o.ndim == 3 and o.shape[2] == len(self.tok):
-            best = [t[: n - 1] for t, n in zip(o.argmax(2).tolist(), batch['lens'].tolist())]
-            return [self.tok.decode([i for i in t if i > max(self.tok.mask, self.tok.pad)]) for t in best]
-    return [''] * len(batch['img'])
+        if (
+            self.tokenizer is not None
+            and isinstance(o, torch.Tensor)
+            and o.ndim == 3
+            and o.shape[2] == len(self.tokenizer)
+        ):
+            best = [t[: n - 1] for t, n in zip(o.argmax(2).tolist(), batch['lengths'].tolist())]
+            return [
+                self.tokenizer.decode([i for i in t if i > max(self.tokenizer.mask, self.tokenizer.pad)]) for t in best
+            ]
+    return [''] * len(batch['images'])
 
 # %% ../../nbs/data/60_loader.ipynb #d995d28f
 def loaders(
     train: ImageTextDataset,  # Training set
     valid: ImageTextDataset,  # Validation set
-    tok: Tokenizer = None,  # As for `StatefulLoader`
+    tokenizer: Tokenizer = None,  # As for `StatefulLoader`
     size: int = None,  # Side of the views; that of the datasets by default
     bs: int = 64,  # Images a batch
     *,
@@ -612,11 +620,11 @@ def loaders(
     plain: callable = None,  # View of a validation batch; `EvalTransform(size)` by default
     path: FilePath = '.',  # Where fastai puts its files
     **kw,  # As for `StatefulLoader`: seed, max_len, flip_p, workers, device, rank, world_size,
-    # max_damaged, ...
+    # max_corrupt, ...
 ) -> DataLoaders:
     "Make a training and a validation loader, as fastai expects them"
     size = size or train.size
     kw['device'] = kw.get('device') or ('cuda' if torch.cuda.is_available() else 'cpu')
-    learn = StatefulLoader(train, bs, tok, aug or TrainTransform(size), train=True, **kw)
-    watch = StatefulLoader(valid, valid_bs or bs, tok, plain or EvalTransform(size), train=False, **kw)
-    return DataLoaders(learn, watch, path=path, device=torch.device(kw['device']))
+    train_loader = StatefulLoader(train, bs, tokenizer, aug or TrainTransform(size), train=True, **kw)
+    valid_loader = StatefulLoader(valid, valid_bs or bs, tokenizer, plain or EvalTransform(size), train=False, **kw)
+    return DataLoaders(train_loader, valid_loader, path=path, device=torch.device(kw['device']))

@@ -50,11 +50,11 @@ def word_times(
 ) -> tuple:  # The words of the text (w), and for each start and end in seconds (w,2); 0 and -1 if it has none
     "Find when each word was said: during the utterances in which at least half of its letters are found again"
     words = n.text.split()
-    said = [(k, _letters(x)) for k, (u, *_) in enumerate(n.utterances) for x in u.split()]
-    said = [(k, l) for k, l in said if l]
+    letters = [(k, _letters(x)) for k, (u, *_) in enumerate(n.utterances) for x in u.split()]
+    letters = [(k, l) for k, l in letters if l]
     a = [_letters(w) for w in words]
-    at = _same_letters([w for w in a if w], [l for _, l in said]).tolist()
-    owner = [k for k, l in said for _ in l]
+    at = _same_letters([w for w in a if w], [l for _, l in letters]).tolist()
+    owner = [k for k, l in letters for _ in l]
     when = [(float(s), float(e)) for _, s, e in n.utterances]
     out = []
     i = 0
@@ -115,7 +115,14 @@ class Column:
 # %% ../../nbs/data/40_narratives.ipynb #7af028a6
 _unknown = -9  # it is not known what an utterance is about
 _columns = dict(
-    text=('u1',), said=('u1',), times=('f8', 2), about=('i2',), words=('f4', 2), xy=('i2', 2), t=('f4',), joined=('?',)
+    text=('u1',),
+    utterances=('u1',),
+    times=('f8', 2),
+    referents=('i2',),
+    words=('f4', 2),
+    xy=('i2', 2),
+    t=('f4',),
+    joined=('?',),
 )
 
 
@@ -136,12 +143,12 @@ class Narratives:
         p = np.concatenate(s) if s else np.zeros((0, 3))
         joined = np.ones(len(p), bool)
         joined[np.cumsum([0, *map(len, s[:-1])])[: len(s)]] = False
-        about = [_unknown for _ in n.utterances] if n.about is None else n.about
-        said = '\0'.join(u.replace('\0', ' ') for u, *_ in n.utterances)
+        referents = [_unknown for _ in n.utterances] if n.referents is None else n.referents
+        utterances = '\0'.join(u.replace('\0', ' ') for u, *_ in n.utterances)
         row = dict(
             text=np.frombuffer(n.text.encode(), 'u1'),
-            said=np.frombuffer(said.encode(), 'u1'),
-            about=about,
+            utterances=np.frombuffer(utterances.encode(), 'u1'),
+            referents=referents,
             times=np.array([u[1:] for u in n.utterances], float).reshape(-1, 2),
             words=word_times(n)[1],
             xy=np.clip(np.rint(p[:, :2] * 1e4), -32767, 32767),
@@ -222,13 +229,13 @@ def one(
     p[:, :2] = c['xy'] / np.float32(1e4)
     p[:, 2] = c['t']
     cuts = np.flatnonzero(~c['joined'])[1:]
-    said = c['said'].tobytes().decode().split('\0')
-    about = c['about'].tolist()
+    utterances = c['utterances'].tobytes().decode().split('\0')
+    referents = c['referents'].tolist()
     return Narrative(
         c['text'].tobytes().decode(),
-        [(u, *t) for u, t in zip(said, c['times'].tolist())],
+        [(u, *t) for u, t in zip(utterances, c['times'].tolist())],
         np.split(p, cuts) if len(p) else [],
-        about if about and _unknown not in about else None,
+        referents if referents and _unknown not in referents else None,
     )
 
 

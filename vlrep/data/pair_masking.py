@@ -13,8 +13,8 @@ from .masking import salted_uniform, sequence_mask
 
 # %% ../../nbs/data/32_pair_masking.ipynb #aef83550
 def mask_words(
-    tok: Tensor,  # Token ids (b,s)
-    lens: Tensor,  # Real tokens in each row (b,)
+    tokens: Tensor,  # Token ids (b,s)
+    lengths: Tensor,  # Real tokens in each row (b,)
     salt: Tensor,  # Of each sample (b,) int64
     tokenizer: 'Tokenizer',  # Has `sos`, `eos`, `pad`, `mask`, and a length
     share: float = 0.15,  # Probability that a word is chosen
@@ -22,13 +22,13 @@ def mask_words(
     "Mask words as BERT does, each independently: 80 % [MASK], 10 % any token, 10 % as they are"
     if not 0 <= share <= 1:
         raise ValueError(f'share={share}: a chance, from 0 to 1')
-    which, fate, word = salted_uniform(salt, tok.shape[1], 3)
-    special = torch.tensor([tokenizer.sos, tokenizer.eos, tokenizer.pad], device=tok.device)
-    inside = sequence_mask(lens, tok.shape[1]) & ~torch.isin(tok, special)
+    which, fate, word = salted_uniform(salt, tokens.shape[1], 3)
+    special = torch.tensor([tokenizer.sos, tokenizer.eos, tokenizer.pad], device=tokens.device)
+    inside = sequence_mask(lengths, tokens.shape[1]) & ~torch.isin(tokens, special)
     chosen = (which < share) & inside
     other = (word * len(tokenizer)).long()
-    seen = torch.where(chosen & (fate < 0.9), torch.where(fate < 0.8, tokenizer.mask, other), tok)
-    return seen, tok.masked_fill(~chosen, -1)
+    seen = torch.where(chosen & (fate < 0.9), torch.where(fate < 0.8, tokenizer.mask, other), tokens)
+    return seen, tokens.masked_fill(~chosen, -1)
 
 
 def mask_regions(

@@ -52,7 +52,7 @@ class MarianTranslator:
         try:
             if not Path(self.name).is_dir():
                 hf_hub_download(self.name, 'config.json')  # one file alone is retried
-            self.tok = MarianTokenizer.from_pretrained(self.name)
+            self.tokenizer = MarianTokenizer.from_pretrained(self.name)
             self.model = MarianMTModel.from_pretrained(self.name).eval().to(self.device)
         except Exception as e:  # whatever these libraries raise
             why = ' '.join(str(e).split())[:160] or type(e).__name__
@@ -66,14 +66,14 @@ class MarianTranslator:
         texts: list,  # Sentences
     ) -> list:  # Their translations
         "Translate a batch"
-        words = self.tok(list(texts), return_tensors='pt', padding=True, truncation=True).to(self.device)
-        out = self.model.generate(**words, num_beams=self.beams, do_sample=False, max_new_tokens=self.max_len)
-        return self.tok.batch_decode(out, skip_special_tokens=True)
+        inputs = self.tokenizer(list(texts), return_tensors='pt', padding=True, truncation=True).to(self.device)
+        out = self.model.generate(**inputs, num_beams=self.beams, do_sample=False, max_new_tokens=self.max_len)
+        return self.tokenizer.batch_decode(out, skip_special_tokens=True)
 
 # %% ../../nbs/data/55_paraphrases.ipynb #8aec8252
 def back_translate(
     texts: list,  # Sentences
-    there: Callable,  # A translator: list of sentences -> list of sentences
+    forward: Callable,  # A translator: list of sentences -> list of sentences
     back: Callable,  # The other way
     batch: int = 32,  # Sentences at a time
 ) -> list:  # A paraphrase of each
@@ -82,7 +82,7 @@ def back_translate(
     out = {}
     for i in range(0, len(order), batch):
         part = order[i : i + batch]
-        got = back(there(part))
+        got = back(forward(part))
         if len(got) != len(part):
             raise ValueError(f'the translators gave {len(got)} sentences for {len(part)}: one for each is expected')
         out |= {a: ' '.join(b.split()) for a, b in zip(part, got)}
@@ -132,9 +132,12 @@ def _done(path, todo, ways):
     return n
 
 # %% ../../nbs/data/55_paraphrases.ipynb #4bcbb19f
-def _line(image, k, caption, said):
+def _line(image, k, caption, paraphrases):
     return dict(
-        image=image, caption_index=k, caption=caption, paraphrases=[dict(via=v, text=t) for v, t in said.items() if t]
+        image=image,
+        caption_index=k,
+        caption=caption,
+        paraphrases=[dict(via=v, text=t) for v, t in paraphrases.items() if t],
     )
 
 
@@ -178,8 +181,10 @@ def write_paraphrases(
         live = LiveBar()
         with open(path, 'ab') as f:
             while part := list(itertools.islice(todo, 8 * batch)):
-                said = {via: back_translate([t for *_, t in part], *way, batch) for via, way in ways.items()}
-                _append(f, [_line(*c, {via: s[i] for via, s in said.items()}) for i, c in enumerate(part)], path)
+                translations = {via: back_translate([t for *_, t in part], *way, batch) for via, way in ways.items()}
+                _append(
+                    f, [_line(*c, {via: s[i] for via, s in translations.items()}) for i, c in enumerate(part)], path
+                )
                 done += len(part)
                 live(done, total, 'captions')
         live.clear()
@@ -197,12 +202,12 @@ def _problem(line):
     if not isinstance(image, str):
         return 'has neither "image" nor "id"'
     k = line.get('caption_index')
-    said = line.get('paraphrases')
+    paraphrases = line.get('paraphrases')
     if not isinstance(k, int) or isinstance(k, bool) or k < 0:
         return '"caption_index" is not a number from 0 on'
-    if not isinstance(said, list):
+    if not isinstance(paraphrases, list):
         return '"paraphrases" is no list'
-    for p in said:
+    for p in paraphrases:
         if not isinstance(p, dict) or not all(isinstance(p.get(n), str) and p[n].strip() for n in ('via', 'text')):
             return f'{brief(p)} is no paraphrase with "via" and "text"'
     return ''
@@ -225,38 +230,38 @@ class Paraphrases:
 
     def __init__(
         self,
-        said: dict,  # Caption -> dict of language -> text
+        paraphrases: dict,  # Caption -> dict of language -> text
         name: str = 'paraphrases',  # Where they come from, for messages
     ):
-        self.said = said
+        self.by_caption = paraphrases
         self.name = name
 
     def __len__(self):
-        return len(self.said)
+        return len(self.by_caption)
 
     def __contains__(self, caption: str):
-        return caption in self.said
+        return caption in self.by_caption
 
     def __repr__(self):
         return f'Paraphrases({len(self)} captions, via {", ".join(self.vias())}, from {self.name})'
 
     def vias(self) -> list:
         "List the languages, sorted"
-        return sorted({v for s in self.said.values() for v in s})
+        return sorted({v for s in self.by_caption.values() for v in s})
 
     def texts(
         self,
         caption: str,  # As it stands in the dataset
     ) -> list:  # Texts; empty for a caption that is not in the file
         "List the paraphrases of a caption"
-        return list(self.said.get(caption, {}).values())
+        return list(self.by_caption.get(caption, {}).values())
 
     def coverage(
         self,
         captions: Iterable,  # Of a dataset
     ) -> tuple:  # How many of them have paraphrases, and how many there are
         "Count the captions that have a paraphrase"
-        has = [bool(self.said.get(c)) for c in captions]
+        has = [bool(self.by_caption.get(c)) for c in captions]
         return sum(has), len(has)
 
 
@@ -267,9 +272,9 @@ def read_paraphrases(
     path = Path(path)
     if not path.is_file():
         raise ValueError(f'{path}: no such file with paraphrases; vlrep paraphrase writes one')
-    said = {}
+    paraphrases = {}
     for _, line in _lines(path):
-        said.setdefault(line['caption'], {}).update({p['via']: p['text'] for p in line['paraphrases']})
-    if not said:
+        paraphrases.setdefault(line['caption'], {}).update({p['via']: p['text'] for p in line['paraphrases']})
+    if not paraphrases:
         raise ValueError(f'{path}: holds not a single caption')
-    return Paraphrases(said, str(path))
+    return Paraphrases(paraphrases, str(path))

@@ -49,7 +49,7 @@ from .image_files import some_of
 from .lmdb_files import lmdb_items
 from .mapped_arrays import GrowingArray, MappedNames
 from .masking import sequence_mask
-from .records import DamagedImage, ImageFileDataset, ImageTextDataset, annotation_turn, turn_boxes
+from .records import CorruptImage, ImageFileDataset, ImageTextDataset, annotation_turn, turn_boxes
 
 # %% ../../nbs/data/57_regions.ipynb #67570007
 def check_boxes(
@@ -569,12 +569,12 @@ class RegionStore:
                 shown[k] = f'{name} ({why})'
         first = set(_spellings(lost[0]))
         several = [i for i in self.ids if first & set(_spellings(i))]
-        there = f'such as {self.ids[0]}' if len(self) else 'none'
+        example = f'such as {self.ids[0]}' if len(self) else 'none'
         if several:
-            there = f'and {lost[0]} might be {some_of(several)}'
+            example = f'and {lost[0]} might be {some_of(several)}'
         raise ValueError(
             f'{source_name}: {len(lost)} of {len(rows)} images have no regions in {self.folder}: '
-            f'{some_of(shown)}; it has those of {len(self):,} images, {there}'
+            f'{some_of(shown)}; it has those of {len(self):,} images, {example}'
         )
 
     def expect_width(
@@ -594,7 +594,7 @@ class RegionStore:
 def read(
     self: RegionStore,
     rows: np.ndarray | list,  # Of the store (b,)
-    most: int = None,  # Most regions of each, the first ones; by default all
+    max_regions: int = None,  # Most regions of each, the first ones; by default all
     boxes: bool = False,  # Boxes and counts alone?
 ) -> dict:  # region_boxes (b,n,4), region_counts (b,), region_feats (b,n,d), and region_probs (b,n,c) if it has them
     "Read the regions of some images, as float32 copies padded with zeros at the end"
@@ -605,8 +605,8 @@ def read(
         self._compare(rows)
     first = self.offsets[rows]
     counts = self.offsets[rows + 1] - first
-    if most is not None:
-        counts = np.minimum(counts, most)
+    if max_regions is not None:
+        counts = np.minimum(counts, max_regions)
     shape = len(rows), max(1, int(counts.max(initial=0)))
     out = {}
     for name, key in names.items():
@@ -652,7 +652,7 @@ def check_pictures(
     picture: Callable,  # Number of an image -> uint8 (h,w,3)
     name: Callable,  # Number of an image -> what it is called
     source_name: str,  # The dataset and its folder, for messages
-    most: int = 32,  # Number of images that are compared
+    max_images: int = 32,  # Number of images that are compared
 ) -> None:
     """Refuse a dataset of which more than a tenth of the compared images differ from those that the store was made from
 
@@ -664,16 +664,16 @@ def check_pictures(
         return
     odd = []
     n = 0
-    for i in np.unique(np.linspace(0, len(rows) - 1, min(most, len(rows))).round().astype(int)).tolist():
+    for i in np.unique(np.linspace(0, len(rows) - 1, min(max_images, len(rows))).round().astype(int)).tolist():
         try:
-            img = picture(i)
-        except DamagedImage:
+            image = picture(i)
+        except CorruptImage:
             continue
         n += 1
         k = int(rows[i])
         side = None if sides is None else sides[k]
         look = None if looks is None else looks[k]
-        if not _alike(side, look, img):
+        if not _alike(side, look, image):
             odd.append(name(i))
     if 10 * len(odd) > n:
         raise ValueError(
@@ -746,9 +746,9 @@ def _load_npy(path):
         try:
             if not dtype.hasobject:
                 size = math.prod(shape) * dtype.itemsize
-                there = path.stat().st_size - f.tell()
-                if size > there:
-                    raise ValueError(f'{there:,} bytes instead of {size:,}')
+                bytes_left = path.stat().st_size - f.tell()
+                if size > bytes_left:
+                    raise ValueError(f'{bytes_left:,} bytes instead of {size:,}')
                 return np.load(path, allow_pickle=False)
         except (ValueError, EOFError, OSError) as e:
             raise ValueError(f'{path}: damaged, not a .npy file ({e})') from None
@@ -919,10 +919,11 @@ def convert_regions(
     folder: FilePath,  # The new store
     *,
     half: bool = False,  # In float16?
-    most: int = None,  # Most regions of each image, the first ones
+    max_regions: int = None,  # Most regions of each image, the first ones
     classes: int = 0,  # How many there are, if it is known; where a region has a class number alone, it must be
     names: list = (),  # Of the classes
-    damaged: float | Callable = 0.0,  # Part of the images, or (images) -> how many, that may be unreadable and left out
+    max_corrupt: float | Callable = 0.0,  # Part of the images, or (images) -> how many, that may be unreadable and left
+    # out
     log: Callable = print,  # Called with what was written; None for no message
 ) -> RegionStore:
     "Write stored regions from published ones; a `ValueError` names the file that is damaged or of another width"
@@ -945,11 +946,11 @@ def convert_regions(
                 arrays, gone, off, sides = _regions_of(item(), classes)
             except ValueError as e:
                 why = str(e) if str(e).startswith(str(source)) else f'{where}: {e}'
-                if not damaged:
+                if not max_corrupt:
                     raise ValueError(why) from None
                 lost[name] = why
                 continue
-            feats, boxes, probs = (a if a is None else a[:most] for a in arrays)
+            feats, boxes, probs = (a if a is None else a[:max_regions] for a in arrays)
             if writer is None:
                 c = 0 if probs is None else probs.shape[1]
                 if classes and c not in (0, classes):
@@ -962,7 +963,7 @@ def convert_regions(
                 raise ValueError(f'{where}: {e}') from None
             empty += gone
             scaled += off
-        limit = damaged(n) if callable(damaged) else damaged * n
+        limit = max_corrupt(n) if callable(max_corrupt) else max_corrupt * n
         if len(lost) > limit:
             raise ValueError(f'{len(lost)} of {n} images are damaged: {next(iter(lost.values()))}')
         if writer is None:
@@ -1014,7 +1015,7 @@ class RegionReader:
         self,
         how: str = 'grid',  # 'grid': nothing; 'boxes': the boxes of the records; 'files': what a store has
         folder: FilePath = None,  # The store, for files; with boxes, a store or `BoxFile` whose boxes are taken
-        most: int = 36,  # Regions of an image; further ones are left out
+        max_regions: int = 36,  # Regions of an image; further ones are left out
     ):
         if how not in READ_HOWS:
             raise did_you_mean('how', how, READ_HOWS)
@@ -1022,11 +1023,11 @@ class RegionReader:
             raise ValueError('folder=None: files are read from a folder, none is given')
         if how == 'grid' and folder is not None:
             raise ValueError(f'folder={folder}: regions from the grid need no folder')
-        if most < 1:
-            raise ValueError(f'most={most}: at least one region')
+        if max_regions < 1:
+            raise ValueError(f'most={max_regions}: at least one region')
         self.how = how
         self.folder = folder
-        self.most = most
+        self.max_regions = max_regions
         self.store = None if folder is None else open_regions(folder, how)
         self.__setstate__({})
 
@@ -1053,7 +1054,7 @@ class RegionReader:
             boxes, counts = (a[rows] for a in self._known[source])
             n = max(1, int(counts.max(initial=0)))
             return dict(region_boxes=torch.from_numpy(boxes[:, :n]), region_counts=torch.from_numpy(counts))
-        got = self.store.read(self._known[source][rows], self.most, self.how == 'boxes')
+        got = self.store.read(self._known[source][rows], self.max_regions, self.how == 'boxes')
         for i, row in enumerate(rows.tolist()):
             if turn := self._turns[source].get(row):
                 k = int(got['region_counts'][i])
@@ -1074,21 +1075,21 @@ class RegionReader:
         where = f'{source.name} ({Path(paths[0]).parent})' if files and len(source) else source.name
 
         def picture(i):
-            img, hw = source.images([i])
+            image, hw = source.images([i])
             h, w = np.asarray(hw)[0].tolist()
-            return img[0, :, :h, :w].permute(1, 2, 0).contiguous().numpy()
+            return image[0, :, :h, :w].permute(1, 2, 0).contiguous().numpy()
 
         self.store.check_pictures(rows, picture, lambda i: source.ids[i], where)
         return rows
 
     def _of_records(self, source):
         "Read the boxes of all records, and how many each has"
-        boxes = np.zeros((len(source), self.most, 4), np.float32)
+        boxes = np.zeros((len(source), self.max_regions, 4), np.float32)
         counts = np.zeros(len(source), np.int64)
         for i, r in enumerate(source):
             if r.boxes is None:
                 raise ValueError(f'{source.name}: image {r.id} has no boxes; regions from the grid need none')
-            b = np.asarray(r.boxes, np.float32).reshape(-1, 4)[: self.most]
+            b = np.asarray(r.boxes, np.float32).reshape(-1, 4)[: self.max_regions]
             boxes[i, : len(b)] = b
             counts[i] = len(b)
             check_boxes(torch.from_numpy(boxes[i : i + 1]), torch.tensor([len(b)]), f'{source.name}, image {r.id}')

@@ -31,8 +31,8 @@ from vlrep.core.files import (
     parse_json,
     read_at,
     read_json,
+    recover_folder,
     remove_leftovers,
-    settled,
     text_encoding,
     write_index,
 )
@@ -42,7 +42,7 @@ from .image_files import has_text, some_of
 from .mapped_arrays import GrowingArray, MappedNames, MappedText, map_array
 from .narratives import Narratives
 from vlrep.data.records import (
-    DamagedImage,
+    CorruptImage,
     ImageTextDataset,
     Narrative,
     Record,
@@ -54,11 +54,11 @@ from .shards import IMAGE_SUFFIXES, shard_order, shard_samples
 
 # %% ../../nbs/data/75_shard_index.ipynb #5a75000d
 class _Unusable(ValueError):
-    "Why a sample is left out; `damaged`: what it has cannot be read, it does not just lack something"
+    "Why a sample is left out; `corrupt`: what it has cannot be read, it does not just lack something"
 
-    def __init__(self, why, damaged=True):
+    def __init__(self, why, corrupt=True):
         super().__init__(why)
-        self.damaged = damaged
+        self.corrupt = corrupt
 
 
 def _with_own_text(parts):
@@ -83,7 +83,7 @@ def choose_files(
     image = next((e for e in wanted if e in parts), None)
     if image is None:
         usual = '' if image_extension else ' with a usual extension'
-        raise _Unusable(f'have no image{usual}', damaged=False)
+        raise _Unusable(f'have no image{usual}', corrupt=False)
     stem, dot, _ = image.rpartition('.')
     texts = [stem + dot + e for e in ('txt', 'json')]
     if not parts.keys() & set(texts):
@@ -147,7 +147,7 @@ def _captions(side, text, narratives, caption_key, note):
     if caption_key:
         captions = _plain(_strings(side, caption_key))
         if not captions:
-            raise _Unusable(f'have no text under {caption_key}', damaged=False)
+            raise _Unusable(f'have no text under {caption_key}', corrupt=False)
         return captions
     captions = [] if text is None else _plain([_decoded(text)])
     place = 'txt'
@@ -187,7 +187,7 @@ def read_sidecar(
     narratives = [_narrative(line) for line in lines]
     captions = _captions(side, text, narratives, caption_key, note)
     if not captions:
-        raise _Unusable('have no caption', damaged=False)
+        raise _Unusable('have no caption', corrupt=False)
     name = key if side.get('id') in (None, '') else side['id']
     if isinstance(name, bool) or not isinstance(name, (str, int, float)):
         raise _Unusable('have an id that is neither text nor a number')
@@ -213,7 +213,7 @@ _PLAIN = dict(
     text_rows='i8',
     tag='i4',
     tag_rows='i8',
-    told_rows='i8',
+    narrated_rows='i8',
 )
 _COLUMNS = dict(
     **{k: (t, ()) for k, t in _PLAIN.items()},
@@ -242,12 +242,12 @@ class _IndexWriter:
         self.skipped = {}
         self.pairs = {}
         self.n = 0
-        self.damaged = 0
+        self.corrupt = 0
         self.id_hashes = []
 
-    def count(self, name, lens):
-        self.cols[name].add(self.sums[name] + np.cumsum(lens, dtype=np.int64))
-        self.sums[name] += int(np.sum(lens, dtype=np.int64))
+    def count(self, name, lengths):
+        self.cols[name].add(self.sums[name] + np.cumsum(lengths, dtype=np.int64))
+        self.sums[name] += int(np.sum(lengths, dtype=np.int64))
 
     def strings(self, data, ends, texts):
         raw = [t.encode() for t in texts]
@@ -256,17 +256,17 @@ class _IndexWriter:
 
     def add(self, number, rows):
         "Write samples of a shard: (byte, size, kind, id, captions, tags, narratives) of each"
-        at, size, kind, ids, caps, tags, told = zip(*rows) if rows else [()] * 7
+        at, size, kind, ids, caps, tags, narratives = zip(*rows) if rows else [()] * 7
         for k, v in dict(shard=[number] * len(rows), at=at, size=size, kind=kind).items():
             self.cols[k].add(v)
         self.strings('id', 'id_ends', ids)
         self.strings('text', 'text_ends', [c for l in caps for c in l])
         self.count('text_rows', [len(l) for l in caps])
         self.cols['tag'].add([self.tags.setdefault(t, len(self.tags)) for l in tags for t in l])
-        for k, v in dict(tag_rows=tags, told_rows=told).items():
+        for k, v in dict(tag_rows=tags, narrated_rows=narratives).items():
             self.count(k, [len(l) for l in v])
         new = Narratives()
-        for l in told:
+        for l in narratives:
             for n in l:
                 new.add(n)
         for k, c in new.close([], 0).cols.items():
@@ -329,7 +329,7 @@ def _scan(path, number, how, out):
                     rows.append(_row(key, parts, file, how, note))
                 except _Unusable as e:
                     _count(out.left, str(e), f'{where} ({some_of(parts)})')
-                    out.damaged += e.damaged
+                    out.corrupt += e.corrupt
                 if len(rows) == _ROWS:
                     out.add(number, rows)
                     rows = []
@@ -368,7 +368,7 @@ def _build(folder, shards, how):
             n=out.n,
             tags=list(out.tags),
             left_out=out.left,
-            damaged=out.damaged,
+            corrupt=out.corrupt,
             notes=out.notes,
             skipped=out.skipped,
             pairs=out.pairs,
@@ -397,7 +397,7 @@ def _remove_killed(place):
         try:
             with locked(place / f'{name}.lock', name):
                 remove_leftovers(place / name)
-                if settled(place / name).exists():
+                if recover_folder(place / name).exists():
                     shutil.rmtree(place / f'.{name}.old', ignore_errors=True)
         except ValueError:
             pass  # it is being built
@@ -431,7 +431,7 @@ def _opened(path, size, date):
     try:
         fd = os.open(path, os.O_RDONLY | getattr(os, 'O_BINARY', 0))
     except OSError as e:
-        raise DamagedImage(f'{path}: the shard cannot be opened ({e.strerror})') from e
+        raise CorruptImage(f'{path}: the shard cannot be opened ({e.strerror})') from e
     s = os.fstat(fd)
     if (s.st_size, s.st_mtime_ns) == (size, date):
         return fd
@@ -453,12 +453,12 @@ class ShardIndex:
     def __init__(
         self,
         paths: list,  # Shards, as `find_shards` gives them
-        damaged: float = 0.0,  # Fraction of them that may be cut off or damaged; their complete samples are used
+        max_corrupt: float = 0.0,  # Fraction of them that may be cut off or damaged; their complete samples are used
         image_extension: str = '',  # As for `choose_files`
         caption_key: str = '',  # As for `read_sidecar`
     ):
         paths = [Path(p).resolve() for p in paths]
-        self._how = paths, damaged, image_extension, caption_key
+        self._how = paths, max_corrupt, image_extension, caption_key
         stats = [p.stat() for p in paths]  # to detect that one was replaced
         self.shards = [[str(p), s.st_size, s.st_mtime_ns] for p, s in zip(paths, stats)]
         self._fds = {}
@@ -470,7 +470,7 @@ class ShardIndex:
         self.n = head['n']
         self.tags = head['tags']
         self.cut = head['cut']
-        self.damaged = head['damaged']
+        self.corrupt = head['corrupt']
         self.left_out = head['left_out']
         self.notes = head['notes']
         self.skipped = head['skipped']
@@ -481,7 +481,7 @@ class ShardIndex:
                 f'{", ".join(some[:3])}. A key ends at the first dot: rename the files, or name the one '
                 f'image that is meant (--image-extension jpg)'
             )
-        if len(self.cut) > damaged * len(paths):
+        if len(self.cut) > max_corrupt * len(paths):
             raise ValueError(f'{len(self.cut)} of {len(paths)} shards are damaged: {some_of(self.cut, 2)}')
         self.cols = {}
         for name, (dtype, shape) in _COLUMNS.items():
@@ -507,7 +507,7 @@ class ShardIndex:
 
     def narratives(self) -> Narratives:  # None if no sample has any
         "Open the narratives of all samples, their arrays mapped"
-        rows = self.cols['told_rows']
+        rows = self.cols['narrated_rows']
         if not rows[-1]:
             return None
         out = Narratives()
@@ -548,7 +548,7 @@ class ShardIndex:
         self,
         k: int,  # Sample
     ) -> bytes:  # Of its image file
-        "Read the image file of a sample; a `DamagedImage` if the shard is gone, a `ValueError` if it was replaced"
+        "Read the image file of a sample; a `CorruptImage` if the shard is gone, a `ValueError` if it was replaced"
         shard = int(self.cols['shard'][k])
         path, at, size = self.where(k)
         fd = self._fds.pop(shard, None)
@@ -560,7 +560,7 @@ class ShardIndex:
         try:
             data = read_at(fd, size, at)
         except OSError as e:
-            raise DamagedImage(f'{path}: cannot be read at byte {at:,} ({e.strerror})') from e
+            raise CorruptImage(f'{path}: cannot be read at byte {at:,} ({e.strerror})') from e
         if len(data) < size:
             raise ValueError(f'{path}: the shard was cut off while it was in use; put it back')
         return data
@@ -570,11 +570,11 @@ class ShardIndex:
 class ShardRecord(Record):
     "A record whose image is in a shard, and is decoded by `load`"
 
-    opened: callable = None  # Gives the image
+    opener: callable = None  # Gives the image
 
     def load(self) -> Image.Image:
         "Read the image, RGB and upright; a `ValueError` if it is damaged"
-        return self.opened()
+        return self.opener()
 
 # %% ../../nbs/data/75_shard_index.ipynb #5a75001a
 def _rows_of(a, idx):
@@ -622,11 +622,11 @@ class ShardDataset(ImageTextDataset):
         self,
         idx: np.ndarray | list | range,  # Rows (b,)
     ) -> tuple:  # uint8 (b,3,S,S), and height and width of each (b,2)
-        "Read the images of rows `idx`; a `DamagedImage` names shard and sample of one that is damaged"
+        "Read the images of rows `idx`; a `CorruptImage` names shard and sample of one that is damaged"
         got = [fit_square(self._open(int(i), self.size), self.size) for i in idx]
-        img = np.stack([a for a, _ in got])
+        images = np.stack([a for a, _ in got])
         hw = np.array([hw for _, hw in got])
-        return torch.from_numpy(img).permute(0, 3, 1, 2), torch.tensor(hw)
+        return torch.from_numpy(images).permute(0, 3, 1, 2), torch.tensor(hw)
 
     def _open(self, i, size=None):
         path, at, _ = self.index.where(self.at[i])
@@ -634,16 +634,16 @@ class ShardDataset(ImageTextDataset):
         return open_image(f'{path}, sample {self.ids[i]} at byte {at:,}', size, file=data)
 
     def __getitem__(self, i: int) -> Record:
-        told = self.narratives[i] if self.narratives is not None else []
+        narratives = self.narratives[i] if self.narratives is not None else []
         hot = self.labels.get('tags')
         tags = None if hot is None else [self.names['tags'][k] for k in np.flatnonzero(hot[i])]
         return ShardRecord(
             self.ids[i],
             captions=self.captions[i],
-            narrative=told[0] if told else None,
+            narrative=narratives[0] if narratives else None,
             tags=tags,
             split=self.split,
-            opened=lambda: self._open(i),
+            opener=lambda: self._open(i),
         )
 
     def image_bytes(

@@ -177,7 +177,7 @@ def _members(path):
     shared = {}
     own = {}
 
-    def damaged(what):
+    def corrupt(what):
         return ValueError(f'{path}: damaged at byte {at:,}, {what}; copy the shard again')
 
     with open(path, 'rb') as file:
@@ -196,7 +196,7 @@ def _members(path):
                 info = tarfile.TarInfo.frombuf(block, 'utf-8', 'surrogateescape')
             except tarfile.TarError as e:
                 if at:
-                    raise damaged('where a header is expected') from e
+                    raise corrupt('where a header is expected') from e
                 how = f'or damaged ({e})'
                 for mark, program in _COMPRESSED.items():
                     if block.startswith(mark):
@@ -211,22 +211,22 @@ def _members(path):
             if info.type == tarfile.GNUTYPE_SPARSE:
                 begin = _behind_sparse_map(file, block, begin)
             name = facts.get('GNU.sparse.name') or facts.get('path') or info.name
-            told = facts.get('size', str(info.size))
-            if not re.fullmatch('[0-9]{1,18}', told):
-                raise damaged(f'{_shown(name)} has a size of {_shown(told)[:30]}')
-            count = 0 if info.type in _NO_DATA else int(told)
+            stated_size = facts.get('size', str(info.size))
+            if not re.fullmatch('[0-9]{1,18}', stated_size):
+                raise corrupt(f'{_shown(name)} has a size of {_shown(stated_size)[:30]}')
+            count = 0 if info.type in _NO_DATA else int(stated_size)
             if begin + count > size:
                 raise ValueError(f'{path}: cut off at byte {size:,}, within {_shown(name)}; copy the shard again')
             if extended:
                 headers += 1
                 if headers > _MOST_HEADERS:
-                    raise damaged(f'more than {_MOST_HEADERS} headers for one file')
+                    raise corrupt(f'more than {_MOST_HEADERS} headers for one file')
                 if count > _LONGEST_HEADER:
-                    raise damaged(f'a header of {count:,} bytes')
+                    raise corrupt(f'a header of {count:,} bytes')
                 try:
                     new = _facts_of(info.type, file.read(count))
                 except ValueError as e:
-                    raise damaged(f'a header that cannot be understood ({e})') from e
+                    raise corrupt(f'a header that cannot be understood ({e})') from e
                 if info.type == tarfile.XGLTYPE:
                     shared |= new
                 else:
@@ -332,15 +332,15 @@ def _image_of(dataset, i, r):
 
 def _lines_of(dataset, i, r):
     "The narratives of an image, as Localized Narratives writes them; traces to a ten-thousandth of the image"
-    told = [r.narrative] if r.narrative else []
+    narratives = [r.narrative] if r.narrative else []
     if dataset.narratives is not None:
-        told = dataset.narratives[i]
+        narratives = dataset.narratives[i]
 
     def line(k, x):
         d = x.line(r.id, dataset.name, k)
         return {**d, 'traces': [[{c: round(v, 4) for c, v in p.items()} for p in s] for s in d['traces']]}
 
-    return [line(k, x) for k, x in enumerate(told)]
+    return [line(k, x) for k, x in enumerate(narratives)]
 
 
 def shard_sample(

@@ -10,10 +10,10 @@ import hashlib
 
 import numpy as np
 
-from ..core.fields import damage_limit
+from ..core.fields import corrupt_limit
 from ..core.progress import progress
 from ..core.seeding import rng, uniform_by_name
-from .records import DamagedImage, ImageTextDataset
+from .records import CorruptImage, ImageTextDataset
 
 # %% ../../nbs/data/15_subsets.ipynb #ebfbf3b2
 def take_part(
@@ -73,13 +73,13 @@ def subsample(
 def readable(
     dataset: ImageTextDataset,  # Photos to be reported on
     log: callable = print,  # Called with each photo that is left out
-    max_damaged: int
+    max_corrupt: int
     | float
-    | str = '100%',  # How many may be unreadable, see `damage_limit`; by default the caller decides
+    | str = '100%',  # How many may be unreadable, see `corrupt_limit`; by default the caller decides
 ) -> ImageTextDataset:  # Those that can be read
     """Leave out and log the images of a test set that cannot be read: none is replaced by another
 
-    A `ValueError` counts them if they are more than `max_damaged` allows
+    A `ValueError` counts them if they are more than `max_corrupt` allows
     """
     keep = []
     bad = []
@@ -87,13 +87,13 @@ def readable(
         try:
             dataset.images([i])
             keep.append(i)
-        except DamagedImage as e:
+        except CorruptImage as e:
             bad.append(str(e))
-    limit = damage_limit(len(dataset), max_damaged)
+    limit = corrupt_limit(len(dataset), max_corrupt)
     if len(bad) > limit:
         raise ValueError(
             f'{dataset.name}: {len(bad):,} of {len(dataset):,} images cannot be read, at most {limit:,} '
-            f'may be so: {bad[0]}; repair them, or add --max-damaged {len(bad)}'
+            f'may be so: {bad[0]}; repair them, or add --max-corrupt {len(bad)}'
         )
     for why in bad:
         log(f'left out: {why}')

@@ -29,7 +29,7 @@ def encode_pairs(
     first: list,  # Texts
     second: list = None,  # For each a second text, or None for a row that has none; None: no row has one
     max_len: int = 128,  # Most tokens of a row, the special ones included (VisualBERT code)
-) -> dict:  # `tok`, `segments` (b,s), `lens`, and `cut`, the tokens that were left out (b,); int64
+) -> dict:  # `tokens`, `segments` (b,s), `lengths`, and `cut`, the tokens that were left out (b,); int64
     "Texts, or pairs of texts, as tokens with segments; a `ValueError` if there is not a second text for each first one"
     if max_len < 5:
         raise ValueError(f'max_len={max_len}: a pair needs at least 5 places, 3 of them for special tokens')
@@ -54,9 +54,9 @@ def encode_pairs(
         rows.append(before + after)
         kinds.append([0 for _ in before] + [1 for _ in after])
         cut.append(len(x) + len(y) - len(p) - len(q))
-    tok, lens = pad_tokens(rows, tokenizer.pad)
+    tokens, lengths = pad_tokens(rows, tokenizer.pad)
     segments, _ = pad_tokens(kinds, 0)
-    return dict(tok=tok, lens=lens, segments=segments, cut=torch.tensor(cut, dtype=torch.int64))
+    return dict(tokens=tokens, lengths=lengths, segments=segments, cut=torch.tensor(cut, dtype=torch.int64))
 
 
 def uncut_pairs(
@@ -64,6 +64,6 @@ def uncut_pairs(
     texts: list,  # Texts, or pairs with `MARK` between
 ) -> list:  # For each text a list of tokens
     "Encode texts, special tokens included, however many there are"
-    first, marks, second = zip(*(t.partition(MARK) for t in texts))
-    got = encode_pairs(tokenizer, list(first), [b if m else None for b, m in zip(second, marks)], 1 << 30)
-    return [ids[:n].tolist() for ids, n in zip(got['tok'], got['lens'])]
+    first, separators, second = zip(*(t.partition(MARK) for t in texts))
+    got = encode_pairs(tokenizer, list(first), [b if m else None for b, m in zip(second, separators)], 1 << 30)
+    return [ids[:n].tolist() for ids, n in zip(got['tokens'], got['lengths'])]

@@ -234,10 +234,10 @@ def pad_tokens(
     pad: int,  # Id of the padding
 ) -> tuple:  # Ids (b,s) and lengths (b,), int64, s = longest list
     "Pad lists of unequal length to one tensor"
-    lens = np.array([len(l) for l in lists], np.int64)
-    tok = np.full((len(lists), max(lens, default=0)), pad, np.int64)
-    tok[np.arange(tok.shape[1]) < lens[:, None]] = [i for l in lists for i in l]
-    return torch.from_numpy(tok), torch.from_numpy(lens)
+    lengths = np.array([len(l) for l in lists], np.int64)
+    tokens = np.full((len(lists), max(lengths, default=0)), pad, np.int64)
+    tokens[np.arange(tokens.shape[1]) < lengths[:, None]] = [i for l in lists for i in l]
+    return torch.from_numpy(tokens), torch.from_numpy(lengths)
 
 # %% ../../nbs/data/25_tokenizer.ipynb #4be1a0c2
 @dataclass(frozen=True)
@@ -268,7 +268,7 @@ class TokenIds:
     ) -> 'TokenIds':
         "The ids of a tokenizer"
         if tokenizer is None:
-            raise ValueError(f'{reader}: the loaders need a tokenizer (tok=...), or the collator of the method')
+            raise ValueError(f'{reader}: the loaders need a tokenizer (tokenizer=...), or the collator of the method')
         special = {k: getattr(tokenizer, k) for k in ('unk', 'sos', 'eos', 'mask', 'pad')}
         return cls(len(tokenizer), **special)
 

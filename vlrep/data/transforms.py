@@ -107,19 +107,19 @@ def _weights(lo, size, first, last, n, *, out, flip=None):
 
 # %% ../../nbs/data/35_transforms.ipynb #14241649
 def resize_crop(
-    img: Tensor,  # Images (b,3,h,w), uint8 or float
+    images: Tensor,  # Images (b,3,h,w), uint8 or float
     boxes: Tensor,  # Part of each to keep: top, left, height, width in pixels (b,4)
     size: int,  # Side of the result
     flip: Tensor = None,  # Mirror these (b,) bool
     within: Tensor = None,  # Boxes whose pixels may be read (b,4); by default the crop itself
 ) -> Tensor:  # Float, in the range of the input (b,3,size,size)
     "Cut a box out of each image and resize it, bilinear with antialiasing: torchvision's `resized_crop`, for a batch"
-    b, c, h, w = img.shape
+    b, c, h, w = images.shape
     y, x, bh, bw = boxes.unbind(1)
     fy, fx, fh, fw = (boxes if within is None else within).unbind(1)
     ay = _weights(y, bh, fy, fy + fh, h, out=size)
     ax = _weights(x, bw, fx, fx + fw, w, out=size, flip=flip)
-    cols = img.permute(0, 2, 3, 1).float().reshape(b, h, w * c).mT @ ay.mT  # (b,w*c,size)
+    cols = images.permute(0, 2, 3, 1).float().reshape(b, h, w * c).mT @ ay.mT  # (b,w*c,size)
     return (cols.view(b, w, c * size).mT @ ax.mT).view(b, c, size, size)
 
 # %% ../../nbs/data/35_transforms.ipynb #84fd3c1d
@@ -243,14 +243,14 @@ def _moved(batch, boxes, size, flip=None):
     "The batch's trace and things in the crop, on the device of its images; nothing if it has none"
 
     def here(k):
-        return batch[k].to(batch['img'].device, non_blocking=True)
+        return batch[k].to(batch['images'].device, non_blocking=True)
 
     out = {}
     if 'trace' in batch:
         t = here('trace')
         out['trace'] = torch.cat([move_points(t[..., :2], boxes, batch['hw'], flip), t[..., 2:]], -1)
-    if 'things' in batch:
-        out['things'] = crop_labels(here('things'), boxes, size, flip)
+    if 'object_map' in batch:
+        out['object_map'] = crop_labels(here('object_map'), boxes, size, flip)
     return out
 
 # %% ../../nbs/data/35_transforms.ipynb #35403fa0
@@ -265,13 +265,13 @@ def _finish(x, mean, std):
 
 
 def denormalise(
-    img: Tensor,  # Normalised images (b,3,h,w)
+    images: Tensor,  # Normalised images (b,3,h,w)
     mean: tuple = IMAGENET[0],
     std: tuple = IMAGENET[1],  # As in the transform
 ) -> Tensor:  # uint8 (b,3,h,w)
     "Undo the normalisation, for display"
-    m, s = (torch.tensor(v, device=img.device).view(3, 1, 1) for v in (mean, std))
-    return ((img.float() * s + m) * 255).round().clamp(0, 255).byte()
+    m, s = (torch.tensor(v, device=images.device).view(3, 1, 1) for v in (mean, std))
+    return ((images.float() * s + m) * 255).round().clamp(0, 255).byte()
 
 # %% ../../nbs/data/35_transforms.ipynb #b1e465d9
 class TrainTransform:
@@ -315,25 +315,25 @@ class TrainTransform:
 
     def __call__(
         self,
-        batch: dict,  # With `img` uint8 (b,3,h,w), `hw`, and `flip` if anything is mirrored; perhaps `trace` (b,n,4)
+        batch: dict,  # With `images` uint8 (b,3,h,w), `hw`, and `flip` if anything is mirrored; perhaps `trace` (b,n,4)
         key,  # As for `draw`
         share=None,  # None, or (n, own): `batch` has the rows `own` of a batch of `n` rows, whose other rows are with
         # other processes; its views are those that it would have in the whole batch
-    ) -> dict:  # The same, `img` float (b,3,size,size), normalised, channels last; the trace in the view
+    ) -> dict:  # The same, `images` float (b,3,size,size), normalised, channels last; the trace in the view
         "The view of `batch` that belongs to `key`"
-        img = batch['img']
+        images = batch['images']
         boxes, fac, order = self.draw(batch['hw'], key, share)
 
         def move(t):
-            return None if t is None else t.to(img.device, non_blocking=True)
+            return None if t is None else t.to(images.device, non_blocking=True)
 
         boxes = move(boxes)
         fac = move(fac)
         flip = move(batch.get('flip'))
-        x = resize_crop(img, boxes, self.size, flip).div_(255)
+        x = resize_crop(images, boxes, self.size, flip).div_(255)
         order = [k for k in order if self.jitter[k] and self.jitter_p]
         x = self._softened(jitter(x, fac, order), key, share)
-        return {**batch, **_moved(batch, boxes, self.size, flip), 'img': _finish(x, self.mean, self.std)}
+        return {**batch, **_moved(batch, boxes, self.size, flip), 'images': _finish(x, self.mean, self.std)}
 
     def draw(
         self,
@@ -418,17 +418,17 @@ class EvalTransform:
 
     def __call__(
         self,
-        batch: dict,  # With `img` uint8 (b,3,h,w) and `hw`; perhaps `trace` (b,n,4)
+        batch: dict,  # With `images` uint8 (b,3,h,w) and `hw`; perhaps `trace` (b,n,4)
         key=None,  # Not used: nothing is random here
-    ) -> dict:  # The same, `img` float (b,3,size,size), normalised, channels last; the trace in the view
+    ) -> dict:  # The same, `images` float (b,3,size,size), normalised, channels last; the trace in the view
         "The central view, or the whole one"
-        img = batch['img']
-        hw = batch['hw'].to(img.device)
+        images = batch['images']
+        hw = batch['hw'].to(images.device)
         box = _all_of(hw)
         if not self.whole:
             short = hw.amin(1, keepdim=True)
             new = (self.resize * hw / short + 1e-6).floor().clamp(min=self.resize)  # size after resizing
             step = hw / new  # old pixels to a new one
             box = torch.cat([((new - self.size) / 2).round() * step, self.size * step], 1)
-        x = resize_crop(img, box, self.size, within=_all_of(hw)).div_(255)
-        return {**batch, **_moved(batch, box, self.size), 'img': _finish(x, self.mean, self.std)}
+        x = resize_crop(images, box, self.size, within=_all_of(hw)).div_(255)
+        return {**batch, **_moved(batch, box, self.size), 'images': _finish(x, self.mean, self.std)}

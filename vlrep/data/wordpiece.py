@@ -60,8 +60,8 @@ class BaseTokenizer:
         if max_len < 2:
             raise ValueError(f'max_len={max_len}: needs room for the first and the last token')
         out = []
-        for words in self._word_ids(texts):
-            ids = [self.sos, *words]
+        for ids_left in self._word_ids(texts):
+            ids = [self.sos, *ids_left]
             out.append([*ids[: max_len - 1], self.eos] if keep_eos else [*ids, self.eos][:max_len])
         return out
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
-from ..core.fields import Choice, Fraction, Int, Share
+from ..core.fields import Choice, Fraction, Int, UnitInterval
 from ..core.files import FilePath
 from ..core.registry import Lazy, Registry
 
@@ -26,7 +26,7 @@ class PhotoOptions:
 
     train: Fraction = 0.8  # Part of the photos to learn from
     valid: Fraction = 0.1  # Part that chooses the checkpoint
-    test: Share = 0.1  # Part that is reported
+    test: UnitInterval = 0.1  # Part that is reported
     shuffles: Int(1, 1000) = 3  # How often each test photo is paired with another photo's captions
     draws: Int(0, 10**5) = 0  # Bootstrap resamples of the test photos to keep scores of, to compare runs in pairs
     part: Fraction = 1.0  # Part of the training photos that is used (VirTex sec. 4.2: a tenth to all)
@@ -58,17 +58,17 @@ class DatasetBuilder:
     provides: frozenset  # What its images come with: captions, narratives, labels, categories, masks
     options: object = PhotoOptions()  # A frozen dataclass: sizes or shares, with their defaults
     read: Callable = Lazy(None)  # (root, size) -> dataset that is split into three parts
-    reads: tuple = ()  # What `read` takes besides: `max_damaged`, how many photos and rows may be missing
+    reads: tuple = ()  # What `read` takes besides: `max_corrupt`, how many photos and rows may be missing
     # or unusable, and fields of `options`
     build: Callable = Lazy('vlrep.datasets.split:read_and_split')  # (builder, options, root, size=, wanted=, log=,
-    # max_damaged=) -> dict of the parts
+    # max_corrupt=) -> dict of the parts
     build_test: Callable = Lazy(None)  # (options, size) -> the test set alone, if that is much less work
     root_help: str = ''  # What --root must hold; '' for a dataset that needs no files
     recipe: str = 'flickr8k'  # Which recipe of a method is the default, if none is called like the dataset
     splits: Callable = Lazy(None)  # (root) -> splits that come with the data in files: name -> `OwnSplit`
     stored_size: Callable = margin  # Side of the view -> longer side of the stored images
     redraw: Callable = Lazy(None)  # (row of the test set, pixels) -> record drawn larger than it is stored
-    answers: frozenset = frozenset()  # What its test set has for evaluations: objects, domain_shift
+    test_annotations: frozenset = frozenset()  # What its test set has for evaluations: objects, domain_shift
     fixed: dict = None  # Fields of `options` that cannot be set, and why
     audit: bool = True  # Look for damaged images in the test set, and for images that are in training, too?
 
@@ -113,15 +113,15 @@ class DatasetBuilder:
         size: int = 64,  # Longer side of the stored images in pixels
         wanted: 'Iterable[str]' = (),  # Annotations that the method reads; what the dataset lacks is left out
         log: Callable = print,  # Called with what is left out
-        max_damaged: int
+        max_corrupt: int
         | float
-        | str = None,  # How many photos and rows may be missing or unusable, see `damage_limit`
+        | str = None,  # How many photos and rows may be missing or unusable, see `corrupt_limit`
     ) -> dict:  # Datasets `train`, `valid`, `test`
         "Training, validation and test images"
         self.check_root(root)
         wanted = frozenset(wanted) & self.provides
         return self.build(
-            self, options or self.options, root, size=size, wanted=wanted, log=log, max_damaged=max_damaged
+            self, options or self.options, root, size=size, wanted=wanted, log=log, max_corrupt=max_corrupt
         )
 
     def whole(
@@ -129,14 +129,14 @@ class DatasetBuilder:
         root: FilePath,  # Where the files are
         size: int = 64,  # As for `open`
         options: object = None,  # As for `open`
-        max_damaged: int | float | str = None,  # As for `open`
+        max_corrupt: int | float | str = None,  # As for `open`
     ) -> 'ImageTextDataset':  # None if it comes in parts, see `open`
         "Read all images into one dataset, with whatever is read of them"
         if not self.read:
             return None
         options = options or self.options
-        own = {k: getattr(options, k, getattr(self.options, k)) for k in self.reads if k != 'max_damaged'}
-        limit = dict(max_damaged=max_damaged) if 'max_damaged' in self.reads else {}
+        own = {k: getattr(options, k, getattr(self.options, k)) for k in self.reads if k != 'max_corrupt'}
+        limit = dict(max_corrupt=max_corrupt) if 'max_corrupt' in self.reads else {}
         return self.read(root, size=size, **own, **limit)
 
     def open_test(
@@ -145,12 +145,12 @@ class DatasetBuilder:
         root: FilePath = None,
         size: int = 64,
         log: Callable = print,  # As for `open`
-        max_damaged: int | float | str = None,  # As for `open`
+        max_corrupt: int | float | str = None,  # As for `open`
     ) -> 'ImageTextDataset':
         "Open the test set alone"
         if self.build_test:
             return self.build_test(options or self.options, size)
-        return self.open(whole_data(options or self.options), root, size, log=log, max_damaged=max_damaged)['test']
+        return self.open(whole_data(options or self.options), root, size, log=log, max_corrupt=max_corrupt)['test']
 
 # %% ../../nbs/datasets/05_base.ipynb #79884d78
 def whole_data(
@@ -178,14 +178,14 @@ def choose_split(
     root: FilePath,  # Where the data is, for messages
 ) -> str:  # A name in `found`, or hash
     "Choose the split to follow; a `ValueError` if it is not there, or if it is not clear which one is meant"
-    there = ', '.join(f'{name}: {own.where}' for name, own in found.items())
+    offered = ', '.join(f'{name}: {own.where}' for name, own in found.items())
     if wanted == 'auto' and len(found) > 1:
         ways = ', '.join(f'--split {name}' for name in (*found, 'hash'))
-        raise ValueError(f'{root}: comes with several splits ({there}); choose one: {ways}')
+        raise ValueError(f'{root}: comes with several splits ({offered}); choose one: {ways}')
     if wanted == 'auto':
         return next(iter(found), 'hash')
     if wanted != 'hash' and wanted not in found:
-        known = f'has no such split, but {there}' if found else 'comes with no split of its own'
+        known = f'has no such split, but {offered}' if found else 'comes with no split of its own'
         raise ValueError(f'--split {wanted}: {root} {known}; --split hash draws one from the ids of the photos')
     return wanted
 

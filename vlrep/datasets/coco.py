@@ -35,11 +35,11 @@ from .split import check_parts, log_split
 from .voc07 import ObjectTable
 
 # %% ../../nbs/datasets/60_coco.ipynb #254455bc
-def _images(data, path, folder, max_damaged):
+def _images(data, path, folder, max_corrupt):
     "Rows of `images`, by their id; and the ids of those that are left out"
     bad = []
     rows = coco_table(data, path, 'images', dict(id=ID, file_name=str), 'id', bad.append)
-    leave_out(path, 'images cannot be used', bad, len(rows) + len(bad), max_damaged)
+    leave_out(path, 'images cannot be used', bad, len(rows) + len(bad), max_corrupt)
     names = set()
     for row in rows:
         name = row['file_name'] = photo_name(row['file_name'], folder)
@@ -53,19 +53,19 @@ def _images(data, path, folder, max_damaged):
 
 def _of_kept_images(path, rows, lost):
     "Rows about images that are not left out; a warning counts the others"
-    kept = [r for r in rows if r['image_id'] not in lost]
-    if len(kept) < len(rows):
+    remaining = [r for r in rows if r['image_id'] not in lost]
+    if len(remaining) < len(rows):
         warnings.warn(
-            f'{path}: {len(rows) - len(kept):,} annotations are about images that are left out, and left out, too',
+            f'{path}: {len(rows) - len(remaining):,} annotations are about images that are left out, and left out, too',
             stacklevel=3,
         )
-    return kept
+    return remaining
 
 # %% ../../nbs/datasets/60_coco.ipynb #22e6c88b
-def _captions(data, path, folder, max_damaged):
+def _captions(data, path, folder, max_corrupt):
     "File name of each image -> its captions"
     wrong = []
-    images, lost = _images(data, path, folder, max_damaged)
+    images, lost = _images(data, path, folder, max_corrupt)
     caps = {r['file_name']: [] for r in images.values()}
     rows = coco_table(data, path, 'annotations', dict(image_id=ID, caption=str), bad=wrong.append)
     for r in _of_kept_images(path, rows, lost):
@@ -73,7 +73,7 @@ def _captions(data, path, folder, max_damaged):
             caps[images[r['image_id']]['file_name']].append(r['caption'])
         else:
             wrong.append(f'{path}, annotation {r.get("id")}: there is no image {r["image_id"]}')
-    leave_out(path, 'annotations cannot be used', wrong, len(data['annotations']), max_damaged)
+    leave_out(path, 'annotations cannot be used', wrong, len(data['annotations']), max_corrupt)
     return caps
 
 
@@ -85,27 +85,27 @@ def _positive(value):
 
 def _object_of(row, images, at):
     "File name, corners, number of the category and crowd? of an annotation; a `ValueError` says what is wrong"
-    img = images.get(row['image_id'])
-    if img is None:
+    image = images.get(row['image_id'])
+    if image is None:
         raise ValueError(f'there is no image {row["image_id"]}')
     if row['category_id'] not in at:
         raise ValueError(f'there is no category {row["category_id"]}')
-    w = _positive(img.get('width'))
-    h = _positive(img.get('height'))
+    w = _positive(image.get('width'))
+    h = _positive(image.get('height'))
     if not w or not h:
         raise ValueError(f'image {row["image_id"]} has no width and height')
     b = [real_number(v) for v in row['bbox']]
     if len(b) != 4 or None in b or min(b[2:]) < 0:
         raise ValueError(f'bbox is {brief(row["bbox"])}')
     box = [min(max(v, 0.0), 1.0) for v in (b[0] / w, b[1] / h, (b[0] + b[2]) / w, (b[1] + b[3]) / h)]
-    return img['file_name'], (*box, at[row['category_id']], bool(real_number(row.get('iscrowd', 0))))
+    return image['file_name'], (*box, at[row['category_id']], bool(real_number(row.get('iscrowd', 0))))
 
 
-def _objects(data, path, folder, max_damaged=None):
+def _objects(data, path, folder, max_corrupt=None):
     """File name of each image -> (corners, number of the category, crowd?); the names of the categories; file name ->
     width and height"""
     wrong = []
-    images, lost = _images(data, path, folder, max_damaged)
+    images, lost = _images(data, path, folder, max_corrupt)
     out = {r['file_name']: [] for r in images.values()}
     kinds = coco_table(data, path, 'categories', dict(id=ID, name=str), 'id')
     kinds.sort(key=lambda r: (isinstance(r['id'], str), r['id']))
@@ -121,7 +121,7 @@ def _objects(data, path, folder, max_damaged=None):
             out[name].append(found)
         except ValueError as e:
             wrong.append(f'{path}, annotation {r.get("id")}: {e}')
-    leave_out(path, 'annotations cannot be used', wrong, len(data['annotations']), max_damaged)
+    leave_out(path, 'annotations cannot be used', wrong, len(data['annotations']), max_corrupt)
     sizes = {r['file_name']: (_positive(r.get('width')) or 1, _positive(r.get('height')) or 1) for r in images.values()}
     return out, [r['name'] for r in kinds], sizes
 
@@ -135,7 +135,7 @@ def read_coco(
     *,
     split: str = None,  # What they are for: train, valid or test
     keep: float = 2e9,  # Keep decoded images if all fit into so many bytes
-    max_damaged: int | float | str = None,  # How many images may be absent and rows unusable, see `damage_limit`
+    max_corrupt: int | float | str = None,  # How many images may be absent and rows unusable, see `corrupt_limit`
 ) -> ImageFileDataset:  # In the order of file names; with instances, label `objects` (n,k) float32
     "Read photos in COCO's layout; a `ValueError` names file and row of what is wrong"
     root = Path(root)
@@ -147,19 +147,19 @@ def read_coco(
     if not captions and not instances:
         raise ValueError('captions and instances are both None: nothing to read')
     if captions:
-        caps = _captions(read_json(root / captions), root / captions, folder, max_damaged)
+        caps = _captions(read_json(root / captions), root / captions, folder, max_corrupt)
         dataset = caption_source(
-            caps, folder, root / captions, size, split, keep=keep, max_damaged=max_damaged, name=images
+            caps, folder, root / captions, size, split, keep=keep, max_corrupt=max_corrupt, name=images
         )
         if not instances:
             return dataset
-    objects, names, sizes = _objects(read_json(root / instances), root / instances, folder, max_damaged)
+    objects, names, sizes = _objects(read_json(root / instances), root / instances, folder, max_corrupt)
     if not captions:
-        at = find_files(folder, objects, root / instances, max_damaged)
+        at = find_files(folder, objects, root / instances, max_corrupt)
         ids = sorted(at)
         dataset = ImageFileDataset([at[i] for i in ids], size, images, keep, split=split, ids=ids)
     lost = [i for i in dataset.ids if i not in objects]
-    leave_out(root / instances, f'images of {captions} are not listed', lost, len(dataset), max_damaged)
+    leave_out(root / instances, f'images of {captions} are not listed', lost, len(dataset), max_corrupt)
     if lost:
         dataset = dataset.subset([k for k, i in enumerate(dataset.ids) if i in objects])
     table = _object_table(dataset, objects, names, sizes)
@@ -183,19 +183,19 @@ def write_coco(
 ) -> int:  # How many were written
     "Write records in COCO's layout"
     images = []
-    said = []
-    things = []
+    captions = []
+    annotations = []
     with adding_to(root) as new:
         for n, (name, r) in enumerate(write_images(records, new / split, quality, captions=False), 1):
             w, h = r.load().size
             images.append(dict(id=n, file_name=name, width=w, height=h))
-            said += [dict(id=len(said) + k, image_id=n, caption=c) for k, c in enumerate(r.captions or [], 1)]
+            captions += [dict(id=len(captions) + k, image_id=n, caption=c) for k, c in enumerate(r.captions or [], 1)]
             for o in r.objects or []:
                 x0, y0, x1, y1 = o['box']
                 box = [round(v, 2) for v in (x0 * w, y0 * h, (x1 - x0) * w, (y1 - y0) * h)]
-                things.append(
+                annotations.append(
                     dict(
-                        id=len(things) + 1,
+                        id=len(annotations) + 1,
                         image_id=n,
                         category_id=o['category'],
                         bbox=box,
@@ -203,19 +203,19 @@ def write_coco(
                         iscrowd=int(o.get('crowd', False)),
                     )
                 )
-        met = {t['category_id'] for t in things}
+        met = {t['category_id'] for t in annotations}
         names = list(classes or sorted(met))
         if met - set(names):
             raise ValueError(f'classes: {some_of(sorted(met - set(names)))} met, and not among them')
-        for t in things:
+        for t in annotations:
             t['category_id'] = names.index(t['category_id']) + 1
         at = new / 'annotations'
         at.mkdir()
         kinds = [dict(id=j, name=c) for j, c in enumerate(names, 1)]
-        objects = dict(images=images, annotations=things, categories=kinds)
-        if said:
-            write_json(at / f'captions_{split}.json', dict(images=images, annotations=said))
-        if things or classes:
+        objects = dict(images=images, annotations=annotations, categories=kinds)
+        if captions:
+            write_json(at / f'captions_{split}.json', dict(images=images, annotations=captions))
+        if annotations or classes:
             write_json(at / f'instances_{split}.json', objects)
     return len(images)
 
@@ -230,13 +230,13 @@ def _table(root, kind, split, year):
     return _first(root, f'annotations/{name}', name)
 
 
-def _split(root, split, size, use, year, max_damaged):
+def _split(root, split, size, use, year, max_corrupt):
     "Captions, and objects as `tags` if there are any"
-    there = _table(root, 'instances', split, year)
+    images = _table(root, 'instances', split, year)
     folder = _first(root, f'{split}{year}', f'images/{split}{year}') or f'{split}{year}'
     captions = _table(root, 'captions', split, year) or f'annotations/captions_{split}{year}.json'
-    dataset = read_coco(root, captions, there, folder, size, split=use, max_damaged=max_damaged)
-    if there:
+    dataset = read_coco(root, captions, images, folder, size, split=use, max_corrupt=max_corrupt)
+    if images:
         dataset.labels['tags'] = dataset.labels.pop('objects')
         dataset.names['tags'] = dataset.names.pop('objects')
     return dataset
@@ -267,8 +267,8 @@ def split_file(
     return next((p for p in (Path(root) / SPLIT_FILE, Path(root) / 'annotations' / SPLIT_FILE) if p.is_file()), None)
 
 
-def _listed(path, parts, max_damaged):
-    "Rows of the split file that belong to one of `parts` (train, valid, test), with a number, a name and captions each"
+def _listed(path, splits, max_corrupt):
+    "Rows of the split file that belong to one of `parts` (train, valid, test), with number, name and captions each"
     keys = dict(filepath=str, filename=str, cocoid=int, split=str, sentences=list)
     bad = []
     out = []
@@ -282,15 +282,15 @@ def _listed(path, parts, max_damaged):
             raise ValueError(f'{here}: split is empty')
         if odd:
             bad.append(f'{here}: a sentence has no text under raw: {brief(odd[0], 60)}')
-        elif part in parts:
+        elif part in splits:
             out.append(r)
-    leave_out(path, 'images cannot be used', bad, len(data['images']), max_damaged)
+    leave_out(path, 'images cannot be used', bad, len(data['images']), max_corrupt)
     return out
 
 # %% ../../nbs/datasets/60_coco.ipynb #6b74895a
 def photo_objects(
     root: FilePath,  # The folder of COCO
-    max_damaged: int | float | str = None,  # How many rows may be unusable, see `damage_limit`
+    max_corrupt: int | float | str = None,  # How many rows may be unusable, see `corrupt_limit`
 ) -> tuple:  # Number of each photo -> its objects, as `ObjectTable` takes them; names of the categories; number
     # of each photo -> its width and height
     "Read the objects of COCO's photos, of 2017 or else of 2014; a `ValueError` names a missing file"
@@ -308,7 +308,7 @@ def photo_objects(
     sizes = {}
     for path in (root / p for p in tables[year].values()):
         data = read_json(path)
-        objects, kinds, size_of = _objects(data, path, root, max_damaged)
+        objects, kinds, size_of = _objects(data, path, root, max_corrupt)
         number = {r['id']: r['file_name'] for r in data['images'] if not row_problem(r, dict(id=ID, file_name=str))}
         twice = sorted(number.keys() & out.keys())
         if twice:
@@ -328,10 +328,10 @@ def _place(root, rows):
     if not late:
         folders = ', '.join(sorted({r['filepath'] for r in rows}))
         raise ValueError(f'{root}: has neither the folders {folders} nor train2017 and val2017')
-    there = {n: f for f in late for n in os.listdir(root / f)}
+    folder_of = {n: f for f in late for n in os.listdir(root / f)}
 
     names = {r['cocoid']: f'{r["cocoid"]:012d}.jpg' for r in rows}
-    return {number: f'{there.get(name, late[0])}/{name}' for number, name in names.items()}
+    return {number: f'{folder_of.get(name, late[0])}/{name}' for number, name in names.items()}
 
 
 def read_karpathy(
@@ -341,32 +341,32 @@ def read_karpathy(
     *,
     split: str = None,  # What they are for: train, valid or test
     keep: float = 2e9,  # Keep decoded images if all fit into so many bytes
-    max_damaged: int | float | str = None,  # How many images may be absent and rows unusable, see `damage_limit`
+    max_corrupt: int | float | str = None,  # How many images may be absent and rows unusable, see `corrupt_limit`
     objects: tuple = None,  # From `photo_objects`: then there are labels `tags`
 ) -> ImageFileDataset:  # In the order of file names
     "Read a part of COCO in the split of Karpathy and Fei-Fei (2015); a `ValueError` names file and row of a fault"
-    parts = dict(train=('train',), val=('valid',), test=('test',))
+    split_names = dict(train=('train',), val=('valid',), test=('test',))
     path = split_file(root)
-    if part not in parts:
-        raise did_you_mean('part', part, parts)
+    if part not in split_names:
+        raise did_you_mean('part', part, split_names)
     if path is None:
         raise ValueError(f'{root}: has no {SPLIT_FILE}')
-    rows = _listed(path, parts[part], max_damaged)
+    rows = _listed(path, split_names[part], max_corrupt)
     if not rows:
         raise ValueError(f'{path}: no image of the part {part}')
     if objects is not None:
         lost = [r['cocoid'] for r in rows if r['cocoid'] not in objects[0]]
-        leave_out(path, f'photos of {part} are not in the files of instances', lost, len(rows), max_damaged)
+        leave_out(path, f'photos of {part} are not in the files of instances', lost, len(rows), max_corrupt)
         rows = [r for r in rows if r['cocoid'] in objects[0]]
     at = _place(Path(root), rows)
     caps = {at[r['cocoid']]: [s['raw'] for s in r['sentences']] for r in rows}
-    dataset = caption_source(caps, root, path, size, split, keep=keep, max_damaged=max_damaged, name=f'karpathy {part}')
+    dataset = caption_source(caps, root, path, size, split, keep=keep, max_corrupt=max_corrupt, name=f'karpathy {part}')
     if objects is None:
         return dataset
-    there, names, sizes = objects
+    images, names, sizes = objects
     table = _object_table(
         dataset,
-        {at[r['cocoid']]: there[r['cocoid']] for r in rows},
+        {at[r['cocoid']]: images[r['cocoid']] for r in rows},
         names,
         {at[r['cocoid']]: sizes[r['cocoid']] for r in rows},
     )
@@ -395,7 +395,7 @@ def build_coco(
     size: int,  # Longer side of the stored photos
     wanted: frozenset,  # Are labels of Karpathy's split to be read? The split itself does not depend on it
     log: Callable,  # Called with what is left out, and with the split
-    max_damaged: int | float | str = None,  # How many images may be absent and rows unusable, see `damage_limit`
+    max_corrupt: int | float | str = None,  # How many images may be absent and rows unusable, see `corrupt_limit`
 ) -> dict:  # Datasets `train`, `valid`, `test`
     "Open COCO's training images in two parts, and its validation images; or Karpathy's split"
     found = builder.splits(root)
@@ -404,9 +404,9 @@ def build_coco(
         raise ValueError(f'--split hash: COCO comes with splits of its own, choose one: {", ".join(found)}')
     with logged_warnings(log):
         if name == 'karpathy':
-            objects = photo_objects(root, max_damaged) if 'labels' in wanted else None
-            parts = [
-                read_karpathy(root, part, size, split=use, objects=objects, max_damaged=max_damaged)
+            objects = photo_objects(root, max_corrupt) if 'labels' in wanted else None
+            splits = [
+                read_karpathy(root, part, size, split=use, objects=objects, max_corrupt=max_corrupt)
                 for part, use in (('train', 'train'), ('val', 'valid'), ('test', 'test'))
             ]
             where = found[name].where
@@ -417,14 +417,14 @@ def build_coco(
             if year is None:
                 names = ' and '.join(f'annotations/captions_train{y}.json' for y in (2017, 2014))
                 raise ValueError(f'{root}: has no captions: looked for {names}')
-            dataset = _split(root, 'train', size, 'train', year, max_damaged)
-            test = _split(root, 'val', size, 'test', year, max_damaged)
+            dataset = _split(root, 'train', size, 'train', year, max_corrupt)
+            test = _split(root, 'val', size, 'test', year, max_corrupt)
             _same_categories(dataset.names.get('tags', []), test.names.get('tags', []), root, year)
-            parts = [*hold_out(dataset, options.valid), test]
+            splits = [*hold_out(dataset, options.valid), test]
             where = f'train{year}/ and val{year}/'
             done = f'valid is drawn from train{year}/ by a hash of the ids, a share of {options.valid:g}'
-    log_split(f'from {where}', parts, log, done)
-    for part in parts:
+    log_split(f'from {where}', splits, log, done)
+    for part in splits:
         part.split_by = name
-    check_parts(parts, builder)
-    return dict(train=subsample(parts[0], options), valid=parts[1], test=parts[2])
+    check_parts(splits, builder)
+    return dict(train=subsample(splits[0], options), valid=splits[1], test=splits[2])

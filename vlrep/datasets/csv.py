@@ -37,8 +37,8 @@ def _json_rows(path, columns, bad):
     for line, row in json_lines(path, bad):
         names = find_columns(columns, row, f'{path}, line {line}', _HINT) if isinstance(row, dict) else {}
         found = {what: row[name] for what, name in names.items() if row[name] is not None}
-        said = found.get('caption')
-        texts = said if isinstance(said, list) else [said]
+        caption = found.get('caption')
+        texts = caption if isinstance(caption, list) else [caption]
         if not isinstance(found.get('path'), str) or not all(isinstance(t, str) for t in texts):
             names = ' and '.join(columns[k][0] for k in ('path', 'caption'))
             bad(f'{path}, line {line}: expected an object with {names}, not {brief(row)}')
@@ -49,14 +49,14 @@ def _json_rows(path, columns, bad):
 
 def _table_in(folder):
     "The table of captions in a folder, or None; a `ValueError` if there are several"
-    there = sorted(p.name for p in folder.iterdir() if p.name.endswith(_TABLES) and not is_hidden(p.name))
-    usual = [n for n in there if n.startswith('metadata.')] or there
+    tables = sorted(p.name for p in folder.iterdir() if p.name.endswith(_TABLES) and not is_hidden(p.name))
+    usual = [n for n in tables if n.startswith('metadata.')] or tables
     if len(usual) > 1:
         raise ValueError(f'{folder}: holds {some_of(usual)}; name the table: --root {folder / usual[0]}')
     return folder / usual[0] if usual else None
 
 # %% ../../nbs/datasets/30_csv.ipynb #42492b57
-def _texts_beside(folder, max_damaged):
+def _texts_of_pair(folder, max_corrupt):
     "Name of each photo below a folder -> the text of the file beside it, in a list; and photos without one"
     photos = {}
     texts = {}
@@ -86,7 +86,7 @@ def _texts_beside(folder, max_damaged):
                 caps[mine[0]] = [' '.join(line for _, line in text_lines(folder / names[0]))]
             except ValueError as e:
                 bad.append(f'{e}'.removeprefix(f'{folder}/'))
-    leave_out(folder, 'texts cannot be used', bad, len(caps) + len(bad), max_damaged)
+    leave_out(folder, 'texts cannot be used', bad, len(caps) + len(bad), max_corrupt)
     return caps, [name for names in photos.values() for name in names if name not in caps]
 
 # %% ../../nbs/datasets/30_csv.ipynb #619bfbf8
@@ -99,7 +99,7 @@ def read_csv(
     keep: float = 2e9,
     *,  # As for `caption_source`
     columns: str = '',  # Names of the columns if they are others: `path=url,caption=alt`
-    max_damaged: int | float | str = None,  # How many rows may be unusable and photos absent, see `damage_limit`
+    max_corrupt: int | float | str = None,  # How many rows may be unusable and photos absent, see `corrupt_limit`
 ) -> ImageFileDataset:  # In the order of the paths
     "Read photos and captions listed in a CSV; a `ValueError` names file and line of what cannot be understood"
     path = Path(path)
@@ -107,7 +107,7 @@ def read_csv(
         folder = path
         table = _table_in(path)
         if table is None:
-            caps, mute = _texts_beside(folder, max_damaged)
+            caps, mute = _texts_of_pair(folder, max_corrupt)
             return caption_source(
                 caps,
                 folder,
@@ -115,7 +115,7 @@ def read_csv(
                 size,
                 split,
                 keep=keep,
-                max_damaged=max_damaged,
+                max_corrupt=max_corrupt,
                 extra=mute,
                 name=folder.resolve().name,
             )
@@ -125,7 +125,7 @@ def read_csv(
     bad = []
     n = 0
     caps = {}
-    parts = {}
+    split_of = {}
     json = path.name.removesuffix('.gz').endswith(('.jsonl', '.ndjson'))
     rows = _json_rows(path, names, bad.append) if json else table_rows(path, names, ('split',), bad.append, _HINT)
     for line, row in rows:
@@ -134,13 +134,20 @@ def read_csv(
             bad.append(f'{path}, line {line}: no path')
             continue
         name = photo_name(row['path'].strip(), root)
-        if parts.setdefault(name, part) != part:
-            raise ValueError(f'{path}, line {line}: {name} is in {part!r}, and in {parts[name]!r}, too')
+        if split_of.setdefault(name, part) != part:
+            raise ValueError(f'{path}, line {line}: {name} is in {part!r}, and in {split_of[name]!r}, too')
         n += 1
         caps.setdefault(name, []).append(row['caption'])
-    leave_out(path, 'rows cannot be used', bad, n + len(bad), max_damaged)
+    leave_out(path, 'rows cannot be used', bad, n + len(bad), max_corrupt)
     return caption_source(
-        caps, root, path, size, split, keep=keep, max_damaged=max_damaged, parts=parts if any(parts.values()) else None
+        caps,
+        root,
+        path,
+        size,
+        split,
+        keep=keep,
+        max_corrupt=max_corrupt,
+        split_of=split_of if any(split_of.values()) else None,
     )
 
 # %% ../../nbs/datasets/30_csv.ipynb #607dff05

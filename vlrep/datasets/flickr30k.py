@@ -46,7 +46,7 @@ def _numbered(path, bad):
 
 def read_tokens(
     path: FilePath,  # `results_20130124.token`, `Flickr8k.token.txt`, or `results.csv`
-    max_damaged: int | float | str = None,  # How many rows may be unusable, see `damage_limit`
+    max_corrupt: int | float | str = None,  # How many rows may be unusable, see `corrupt_limit`
 ) -> dict:  # Image name -> its captions, in the order of their numbers
     "Read the captions of each image; a `ValueError` names file and line of what cannot be understood"
     path = Path(path)
@@ -60,7 +60,7 @@ def read_tokens(
             continue
         mine[k] = text
         n += 1
-    leave_out(path, 'rows cannot be used', bad, n + len(bad), max_damaged)
+    leave_out(path, 'rows cannot be used', bad, n + len(bad), max_corrupt)
     return {n: [c for _, c in sorted(d.items())] for n, d in out.items()}
 
 # %% ../../nbs/datasets/20_flickr30k.ipynb #deb2a602
@@ -93,7 +93,7 @@ def read_flickr30k(
     *,
     split: str = None,
     keep: float = 2e9,  # As for `caption_source`
-    max_damaged: int | float | str = None,  # How many images may be absent and rows unusable, see `damage_limit`
+    max_corrupt: int | float | str = None,  # How many images may be absent and rows unusable, see `corrupt_limit`
 ) -> ImageFileDataset:  # In the order of their names
     "Read photos and captions in the layout of Flickr30k's authors, or Flickr8k's; a `ValueError` names what is missing"
     root = Path(root)
@@ -108,7 +108,7 @@ def read_flickr30k(
 
     table = first([table] if table else _tables, 'table')
     folder = first([images] if images else _folders, 'folder of images')
-    caps = read_tokens(table, max_damaged)
+    caps = read_tokens(table, max_corrupt)
     extra = uncaptioned_photos(folder, caps)
     if only:
         want = [name for _, line in text_lines(root / only) for name in line.split()] if (root / only).is_file() else []
@@ -116,7 +116,7 @@ def read_flickr30k(
         if lost or not want:
             raise ValueError(f'{root / only}: {some_of(lost) or "no names"}: not in {table.name}')
         caps = {n: caps[n] for n in want}
-    return caption_source(caps, folder, table, size, split, keep=keep, max_damaged=max_damaged, extra=extra)
+    return caption_source(caps, folder, table, size, split, keep=keep, max_corrupt=max_corrupt, extra=extra)
 
 # %% ../../nbs/datasets/20_flickr30k.ipynb #7a899ba7
 def write_flickr30k(

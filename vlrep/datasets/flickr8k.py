@@ -26,7 +26,7 @@ _table_columns = dict(image=('image', 'image_name', 'file_name', 'filename'), ca
 
 def read_table(
     path: FilePath,  # `captions.txt`
-    max_damaged: int | float | str = None,  # How many rows may be unusable, see `damage_limit`
+    max_corrupt: int | float | str = None,  # How many rows may be unusable, see `corrupt_limit`
 ) -> dict:  # Image name -> its captions, in the order of the file
     "Read the captions of each image; a `ValueError` names file and line of what cannot be understood"
     path = Path(path)
@@ -42,7 +42,7 @@ def read_table(
             continue
         n += 1
         out.setdefault(name, []).append(' '.join(row['caption'].split()))
-    leave_out(path, 'rows cannot be used', bad, n + len(bad), max_damaged)
+    leave_out(path, 'rows cannot be used', bad, n + len(bad), max_corrupt)
     return out
 
 # %% ../../nbs/datasets/10_flickr8k.ipynb #45751a0b
@@ -64,7 +64,7 @@ def read_flickr8k(
     size: int = 256,  # Images are fitted into squares of this side
     split: str = None,  # What they are for: train, valid or test
     keep: float = 2e9,  # Keep decoded images if all fit into this number of bytes
-    max_damaged: int | float | str = None,  # How many images may be absent and rows unusable, see `damage_limit`
+    max_corrupt: int | float | str = None,  # How many images may be absent and rows unusable, see `corrupt_limit`
 ) -> ImageFileDataset:  # In the order of their names
     "Read photos and captions in Flickr8k's layout; a `ValueError` names what is missing"
     root = Path(root)
@@ -72,7 +72,7 @@ def read_flickr8k(
         raise ValueError(f'{root}: no such folder')
     if not (root / 'Images').is_dir():
         raise ValueError(f'{root}: has no folder Images/; {_layout}')
-    caps = read_table(root / 'captions.txt', max_damaged)
+    caps = read_table(root / 'captions.txt', max_corrupt)
     return caption_source(
         caps,
         root / 'Images',
@@ -80,7 +80,7 @@ def read_flickr8k(
         size,
         split,
         keep=keep,
-        max_damaged=max_damaged,
+        max_corrupt=max_corrupt,
         extra=uncaptioned_photos(root / 'Images', caps),
     )
 

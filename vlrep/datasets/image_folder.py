@@ -29,11 +29,11 @@ def read_folder(
     root = Path(root)
     if not root.is_dir():
         raise ValueError(f'{root}: no such folder')
-    there = sorted(p.name for p in root.iterdir() if p.is_dir() and not is_hidden(p.name))
-    names = list(classes or there)
+    folders = sorted(p.name for p in root.iterdir() if p.is_dir() and not is_hidden(p.name))
+    names = list(classes or folders)
     if not names:
         raise ValueError(f'{root}: has no folders; expected one for each class')
-    more = sorted(set(there) - set(names))
+    more = sorted(set(folders) - set(names))
     if more:
         raise ValueError(f'{root}: folders that are no class: {some_of(more)}')
     paths = []

@@ -63,7 +63,7 @@ def read_mm_imdb(
     split: str = 'train',  # train, valid or test
     size: int = 256,  # Posters are fitted into squares of this side
     *,
-    max_damaged: int | float | str = None,  # How many films may be unusable and posters absent, see `damage_limit`
+    max_corrupt: int | float | str = None,  # How many films may be unusable and posters absent, see `corrupt_limit`
     log: Callable = print,  # Called with how many films have no plot or no genre
 ) -> TaskDataset:  # None if there is no test set
     "Read a part of MM-IMDB; a `ValueError` names the file in which something is wrong"
@@ -86,13 +86,13 @@ def read_mm_imdb(
             out.append(dict(image=f'{film}.jpeg', first=plot, answers=genres, id=str(film)))
         except ValueError as e:
             bad.append(str(e).removeprefix(f'{folder}/'))
-    leave_out(folder, f'films of {path.name} cannot be used', bad, len(films), max_damaged)
+    leave_out(folder, f'films of {path.name} cannot be used', bad, len(films), max_corrupt)
     good = [e for e in out if e['first'].strip() and e['answers']]
     if len(good) < len(out):
         log(
             f'{path}, {split}: {len(out) - len(good):,} of {len(out):,} films have no plot or no genre and are left out'
         )
-    return photo_examples(folder, path, size, split, good, max_damaged)
+    return photo_examples(folder, path, size, split, good, max_corrupt)
 
 # %% ../../nbs/datasets/86_mm_imdb.ipynb #dc81d246
 def write_mm_imdb(

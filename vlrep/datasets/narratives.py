@@ -110,19 +110,19 @@ def parse_narrative(
     d = parse_json(line) if isinstance(line, (str, bytes)) else line
     name = _image_name(d)
     text = d['caption']
-    said, _ = _rows_of(d['timed_caption'], ('utterance', 'start_time', 'end_time'), 'timed_caption', 1)
-    for i, (u, a, b) in enumerate(said):
+    utterances, _ = _rows_of(d['timed_caption'], ('utterance', 'start_time', 'end_time'), 'timed_caption', 1)
+    for i, (u, a, b) in enumerate(utterances):
         if b < a:
             raise ValueError(f'timed_caption[{i}]: {brief(u)} ends at {b:g} s, before it begins at {a:g} s')
     strokes = [_rows_of(s, 'xyt', f'traces[{j}]')[1] for j, s in enumerate(d['traces'])]
     try:
-        ''.join([name, text, *(u for u, *_ in said)]).encode()
+        ''.join([name, text, *(u for u, *_ in utterances)]).encode()
     except UnicodeEncodeError:
         raise ValueError('half a character (a lone surrogate) in the text') from None
     if not has_text(text):
         raise ValueError('the caption is empty')
-    said = [(clean_text(u), a, b) for u, a, b in said]
-    return image_file(str(d.get('dataset_id', '')), name), Narrative(clean_text(text), said, strokes)
+    utterances = [(clean_text(u), a, b) for u, a, b in utterances]
+    return image_file(str(d.get('dataset_id', '')), name), Narrative(clean_text(text), utterances, strokes)
 
 # %% ../../nbs/datasets/40_narratives.ipynb #7519b387
 _ends = '.jsonl', '.jsonl.gz'
@@ -162,7 +162,7 @@ def narrative_files(
 # %% ../../nbs/datasets/40_narratives.ipynb #4b76b50a
 def read_narratives(
     paths: FilePath | list,  # As for `narrative_files`
-    max_damaged: int | float | str = None,  # How many lines may be unusable, see `damage_limit`; they are left out
+    max_corrupt: int | float | str = None,  # How many lines may be unusable, see `corrupt_limit`; they are left out
 ) -> tuple:  # Names of the images' files, in the order in which they appear, and their `Narratives`
     "Localized Narratives; a `ValueError` names file and line of what cannot be understood"
     names = {}
@@ -179,8 +179,8 @@ def read_narratives(
                 continue
             out.add(narrative)
             rows.append(names.setdefault(name, len(names)))
-    about = files[0] if len(files) == 1 else files[0].parent
-    leave_out(about, 'lines cannot be used', bad, len(rows) + len(bad), max_damaged)
+    source = files[0] if len(files) == 1 else files[0].parent
+    leave_out(source, 'lines cannot be used', bad, len(rows) + len(bad), max_corrupt)
     if not rows:
         raise ValueError(f'{files[0]}: no narratives')
     return list(names), out.close(rows)
@@ -211,7 +211,7 @@ def read_localized(
     split: str = None,
     *,
     keep: float = 2e9,  # As for `caption_source`
-    max_damaged: int | float | str = None,  # How many lines may be unusable and images absent, see `damage_limit`
+    max_corrupt: int | float | str = None,  # How many lines may be unusable and images absent, see `corrupt_limit`
 ) -> ImageFileDataset:  # With `narratives`, whose texts are the captions; in the order of the images' paths
     "Read photos with Localized Narratives; a `ValueError` names what is missing, or file and line of what is wrong"
     root = Path(root)
@@ -220,20 +220,20 @@ def read_localized(
         raise ValueError(f'{folder}: no such folder')
     files = [files] if isinstance(files, (str, Path)) else files
     paths = narrative_files(root if files is None else [root / f for f in files])
-    names, told = read_narratives(paths, max_damaged)
+    names, narratives = read_narratives(paths, max_corrupt)
     at = _locate(folder, names)
     names = [at.get(n, n) for n in names]
-    texts = told.texts()
+    texts = narratives.texts()
     caps = {n: texts[i] for i, n in enumerate(names)}
     row = {n: i for i, n in enumerate(names)}
     dataset = caption_source(
-        caps, folder, paths[0], size, split, keep=keep, max_damaged=max_damaged, name=root.resolve().name
+        caps, folder, paths[0], size, split, keep=keep, max_corrupt=max_corrupt, name=root.resolve().name
     )
-    told = told.subset([row[n] for n in dataset.ids])
+    narratives = narratives.subset([row[n] for n in dataset.ids])
     turns = {i: annotation_turn(dataset.path(i)) for i in range(len(dataset))}
     turns = {i: turn for i, turn in turns.items() if turn != 1}
     for i, turn in turns.items():
-        told.turn_traces(i, turn)
+        narratives.turn_traces(i, turn)
     if turns:
         warnings.warn(
             f'{folder}: {len(turns):,} of {len(dataset):,} photos are turned by their EXIF header; their '
@@ -241,7 +241,9 @@ def read_localized(
             stacklevel=2,
         )
     ids = dataset.ids
-    return dataset.with_narratives(told).annotate({}, records=lambda i: Record(ids[i], narrative=told[i][0]))
+    return dataset.with_narratives(narratives).annotate(
+        {}, records=lambda i: Record(ids[i], narrative=narratives[i][0])
+    )
 
 # %% ../../nbs/datasets/40_narratives.ipynb #4fa8526c
 def _write_lines(pairs, path, dataset_id, shards):
@@ -258,11 +260,11 @@ def _write_lines(pairs, path, dataset_id, shards):
         open_text = gzip.open if end == '.jsonl.gz' else open
         to = [s.enter_context(atomic_file(path.with_name(path.name.removesuffix(end) + m + end))) for m in names]
         files = [s.enter_context(open_text(f, 'wt', encoding='utf-8')) for f in to]
-        for i, (name, told) in enumerate(pairs):
+        for i, (name, narrative) in enumerate(pairs):
             name = Path(str(name)).stem
             if name.isdecimal() and 'coco' in dataset_id.lower():
                 name = str(int(name))
-            for k, x in enumerate(told):
+            for k, x in enumerate(narrative):
                 x = Narrative(x.text, x.utterances, [np.round(np.asarray(p, float), 4) for p in x.strokes])
                 files[i % shards].write(json.dumps(x.line(name, dataset_id, k)) + '\n')
                 n += 1

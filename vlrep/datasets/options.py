@@ -60,7 +60,7 @@ DATASETS.add(
         {'captions'},
         read='vlrep.datasets.flickr8k:read_flickr8k',
         splits='vlrep.datasets.split_files:flickr_splits',
-        reads=('max_damaged',),
+        reads=('max_corrupt',),
         root_help='the folder that holds Images/ and captions.txt',
     )
 )
@@ -70,7 +70,7 @@ DATASETS.add(
         {'captions'},
         read='vlrep.datasets.flickr30k:read_flickr30k',
         splits='vlrep.datasets.split_files:flickr_splits',
-        reads=('max_damaged',),
+        reads=('max_corrupt',),
         root_help='the folder that holds the table of captions and the images',
     )
 )
@@ -80,7 +80,7 @@ DATASETS.add(
         {'captions'},
         CsvOptions(),
         read='vlrep.datasets.csv:read_csv',
-        reads=('max_damaged', 'columns'),
+        reads=('max_corrupt', 'columns'),
         root_help='a CSV file with the columns path and caption (or its folder), or a folder of '
         'photos with a .txt file beside each',
     )
@@ -90,7 +90,7 @@ DATASETS.add(
         'narratives',
         {'captions', 'narratives'},
         read='vlrep.datasets.narratives:read_localized',
-        reads=('max_damaged',),
+        reads=('max_corrupt',),
         root_help='the folder that holds images and Localized Narratives as .jsonl files',
     )
 )
@@ -118,7 +118,7 @@ class TaskImageOptions(PhotoOptions):
 class TaskImages(DatasetBuilder):
     "The images of a downstream task, with its texts"
 
-    examples: Callable = Lazy(None)  # (root, split, size, log=, max_damaged=) -> TaskDataset of a part: train, valid
+    examples: Callable = Lazy(None)  # (root, split, size, log=, max_corrupt=) -> TaskDataset of a part: train, valid
     # or test
     texts: Callable = Lazy(None)  # (TaskDataset, log=) -> its images, each with all texts about it
     secret: bool = False  # Are the answers of its test set secret?
@@ -126,13 +126,13 @@ class TaskImages(DatasetBuilder):
 
 def _task(name, provides, texts, help, *, secret=False, recipe='flickr8k'):
     "Register the images of a task"
-    kept = dict.fromkeys(
+    options = dict.fromkeys(
         ('train', 'test') if secret else ('train', 'valid', 'test'),
         f'{name} comes with its own split' + (', only valid can be set' if secret else ''),
     )
-    kept['split'] = f'{name} comes with its own split'
+    options['split'] = f'{name} comes with its own split'
     if secret:
-        kept['captions'] = f'{name} has questions and no captions'
+        options['captions'] = f'{name} has questions and no captions'
     DATASETS.add(
         TaskImages(
             name,
@@ -141,7 +141,7 @@ def _task(name, provides, texts, help, *, secret=False, recipe='flickr8k'):
             recipe=recipe,
             build='vlrep.datasets.task_images:build_task_images',
             root_help=help,
-            fixed=kept,
+            fixed=options,
             examples=f'vlrep.datasets.{name}:read_{name}',
             secret=secret,
             texts=f'vlrep.datasets.task_images:{texts}',

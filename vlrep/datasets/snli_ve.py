@@ -39,7 +39,7 @@ def read_snli_ve(
     split: str = 'train',  # train, valid or test
     size: int = 256,  # Photos are fitted into squares of this side
     *,
-    max_damaged: int | float | str = None,  # How many lines may be unusable and photos absent, see `damage_limit`
+    max_corrupt: int | float | str = None,  # How many lines may be unusable and photos absent, see `corrupt_limit`
     log: Callable = print,  # Called with how many pairs have no label
 ) -> TaskDataset:  # None if there is no test set
     "Read a part of SNLI-VE; a `ValueError` names file and line of what is wrong"
@@ -65,7 +65,7 @@ def read_snli_ve(
                     id=str(r.get('pairID', line)),
                 )
             )
-    leave_out(path, 'lines cannot be used', bad, len(out) + len(bad) + undecided, max_damaged)
+    leave_out(path, 'lines cannot be used', bad, len(out) + len(bad) + undecided, max_corrupt)
     if undecided:
         log(f'{path}: {undecided:,} of {undecided + len(out):,} statements have no label (-) and are left out')
     photos = find_place(
@@ -73,7 +73,7 @@ def read_snli_ve(
         ('flickr30k_images', 'flickr30k-images', 'flickr30k_images/flickr30k_images', 'Images', 'images'),
         'photos',
     )
-    return photo_examples(photos, path, size, split, out, max_damaged)
+    return photo_examples(photos, path, size, split, out, max_corrupt)
 
 # %% ../../nbs/datasets/84_snli_ve.ipynb #68f3581a
 def write_snli_ve(

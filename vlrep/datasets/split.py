@@ -20,12 +20,12 @@ from .base import DatasetBuilder, OwnSplit, PhotoOptions, choose_split
 
 # %% ../../nbs/datasets/08_split.ipynb #f1c91c15
 def check_parts(
-    parts: list,  # Training, validation and test dataset
+    splits: list,  # Training, validation and test dataset
     builder: DatasetBuilder,  # Whose they are
 ) -> None:
     "Raise a `ValueError` if a part is too small for its purpose, before anything is computed"
     for dataset, k, least, what in zip(
-        parts, ('train', 'valid', 'test'), (2, 1, 2), ('learn from', 'choose the checkpoint by', 'report on')
+        splits, ('train', 'valid', 'test'), (2, 1, 2), ('learn from', 'choose the checkpoint by', 'report on')
     ):
         if len(dataset) < least:
             more = 'add photos'
@@ -35,20 +35,20 @@ def check_parts(
                     f'photo is put into a part by its id'
                 )
             raise ValueError(
-                f'--data {builder.name}: {sum(map(len, parts))} photos leave {len(dataset)} to {what}, at '
+                f'--data {builder.name}: {sum(map(len, splits))} photos leave {len(dataset)} to {what}, at '
                 f'least {least} are needed: {more}'
             )
 
 # %% ../../nbs/datasets/08_split.ipynb #4a1b8236
 def log_split(
     where: str,  # From what, such as a file
-    parts: list,  # Training, validation and test dataset
+    splits: list,  # Training, validation and test dataset
     log: Callable,  # Called with a line
     *more: str,  # What else is to be said; empty ones are left out
 ) -> None:
     "Say where a split is from, and how large its parts are"
-    sizes = ', '.join(f'{len(dataset):,} {part}' for dataset, part in zip(parts, ('train', 'valid', 'test')))
-    log('; '.join([f'split: {where}: {sizes}', *filter(None, more)]))
+    counts = ', '.join(f'{len(dataset):,} {part}' for dataset, part in zip(splits, ('train', 'valid', 'test')))
+    log('; '.join([f'split: {where}: {counts}', *filter(None, more)]))
 
 
 def complete_split(
@@ -100,15 +100,15 @@ def split_photos(
     name = choose_split(options.split, found, root)
     shares = options.train, options.valid, options.test
     if name == 'hash':
-        parts = split_source(dataset, shares)
-        log_split('by a hash of the id of each photo', parts, log)
+        splits = split_source(dataset, shares)
+        log_split('by a hash of the id of each photo', splits, log)
     else:
-        parts = _listed_parts(dataset, found[name], options.valid, log)
+        splits = _listed_parts(dataset, found[name], options.valid, log)
         if shares != tuple(getattr(builder.options, k) for k in ('train', 'valid', 'test')):
             log('split: the data has its own; --split hash would follow the shares train, valid and test instead')
-    for part in parts:
+    for part in splits:
         part.split_by = name
-    return parts
+    return splits
 
 
 def _listed_parts(dataset, own, share, log):
@@ -117,7 +117,7 @@ def _listed_parts(dataset, own, share, log):
     where = f'from {own.where}'
     key = [i if i in listed else Path(i).stem for i in dataset.ids]
     assigned = np.array([listed.get(k, '') for k in key])
-    parts, done = complete_split(
+    splits, done = complete_split(
         {p: dataset.subset(np.flatnonzero(assigned == p), split=p) for p in ('train', 'valid', 'test')},
         own.where,
         share,
@@ -126,13 +126,13 @@ def _listed_parts(dataset, own, share, log):
     lost = sorted(listed.keys() - set(key))
     log_split(
         where,
-        parts,
+        splits,
         log,
         done,
         f'{len(aside):,} photos that it puts into no part are left out: {some_of(aside)}' if aside else '',
         f'{len(lost):,} photos that it lists are not in the data: {some_of(lost)}' if lost else '',
     )
-    return parts
+    return splits
 
 # %% ../../nbs/datasets/08_split.ipynb #16a88a86
 def read_and_split(
@@ -143,11 +143,11 @@ def read_and_split(
     size: int,  # Longer side of the stored photos
     wanted: frozenset,  # Not used: a reader reads all that there is
     log: Callable,  # Called with what is left out
-    max_damaged: int | float | str = None,  # How many photos and rows may be missing or unusable, see `damage_limit`
+    max_corrupt: int | float | str = None,  # How many photos and rows may be missing or unusable, see `corrupt_limit`
 ) -> dict:  # Datasets `train`, `valid`, `test`
     "Read photos, and split them"
     with logged_warnings(log):
-        dataset = builder.whole(root, size, options, max_damaged)
-    parts = split_photos(dataset, builder, options, root, log)
-    check_parts(parts, builder)
-    return dict(train=subsample(parts[0], options), valid=parts[1], test=parts[2])
+        dataset = builder.whole(root, size, options, max_corrupt)
+    splits = split_photos(dataset, builder, options, root, log)
+    check_parts(splits, builder)
+    return dict(train=subsample(splits[0], options), valid=splits[1], test=splits[2])

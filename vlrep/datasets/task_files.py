@@ -35,14 +35,14 @@ def find_place(
 def find_table(
     root: Path,  # Where to look
     split: str,  # train, valid or test
-    parts: dict,  # Split -> what the files call it: a name, or several, the usual one first
+    splits: dict,  # Split -> what the files call it: a name, or several, the usual one first
     places: Callable,  # (such a name) -> paths below `root`, the usual one first
     what: str,  # What is looked for, for messages
 ) -> tuple:  # The file and the name in it; (None, '') if there is no test set
     "Find the table of a part at one of its usual places; a `ValueError` names the nearest part, or the places"
-    if split not in parts:
-        raise did_you_mean('split', split, parts)
-    names = [parts[split]] if isinstance(parts[split], str) else parts[split]
+    if split not in splits:
+        raise did_you_mean('split', split, splits)
+    names = [splits[split]] if isinstance(splits[split], str) else splits[split]
     at = {p: n for n in names for p in places(n)}
     path = find_place(root, tuple(at), what, must=split != 'test')
     return (None, '') if path is None else (path, at[path.relative_to(root).as_posix()])
@@ -50,21 +50,21 @@ def find_table(
 # %% ../../nbs/datasets/78_task_files.ipynb #9b424e4e
 def photo_examples(
     folder: Path,  # That of the photos
-    about: Path,  # The file that names them, for messages
+    source: Path,  # The file that names them, for messages
     size: int,  # Photos are fitted into squares of this side
     split: str,  # train, valid or test
     examples: list,  # Dicts with `image` (a file name), `first`, and perhaps `second`, `answers`, `id`, `kind`
-    max_damaged: int | float | str = None,  # How many photos may be missing, see `damage_limit`
+    max_corrupt: int | float | str = None,  # How many photos may be missing, see `corrupt_limit`
 ) -> TaskDataset:
     "Join examples and their photos, each photo once; a `ValueError` counts and names photos that are missing"
     examples = [e | dict(image=photo_name(e['image'], folder)) for e in examples]
-    at = find_files(folder, sorted({e['image'] for e in examples}), about, max_damaged)
+    at = find_files(folder, sorted({e['image'] for e in examples}), source, max_corrupt)
     names = list(at)
     examples = [e for e in examples if e['image'] in at]
     if not examples:
-        raise ValueError(f'{about}: not a single example')
+        raise ValueError(f'{source}: not a single example')
     ids = [os.path.splitext(n)[0] for n in names]
-    photos = ImageFileDataset([at[n] for n in names], size, about.stem, split=split, ids=ids)
+    photos = ImageFileDataset([at[n] for n in names], size, source.stem, split=split, ids=ids)
     row = {n: i for i, n in enumerate(names)}
     more = {
         to: [e[k] for e in examples]

@@ -25,16 +25,16 @@ from .split import check_parts, complete_split, log_split
 class _Questions:
     "Row of an image -> its record with questions; the texts stand in two buffers"
 
-    def __init__(self, ids, asked, answers):
+    def __init__(self, ids, questions, answers):
         self.ids = ids
-        self.asked = asked
+        self.questions = questions
         self.answers = answers
 
     def __call__(self, i):
-        first = int(self.asked.rows[i])
+        first = int(self.questions.rows[i])
         return Record(
             str(self.ids[i]),
-            questions=[dict(question=q, answers=self.answers[first + k]) for k, q in enumerate(self.asked[i])],
+            questions=[dict(question=q, answers=self.answers[first + k]) for k, q in enumerate(self.questions[i])],
         )
 
     def digests(self):
@@ -43,20 +43,20 @@ class _Questions:
         each = np.array(
             [int.from_bytes(hashlib.blake2b(t.encode(), digest_size=7).digest(), 'little') for t in texts], np.int64
         )
-        return np.bitwise_xor.reduceat(each * np.arange(1, len(each) + 1), self.asked.rows[:-1])
+        return np.bitwise_xor.reduceat(each * np.arange(1, len(each) + 1), self.questions.rows[:-1])
 
 
 class _Statements:
     "Row of an image -> its record with statements and their labels"
 
-    def __init__(self, ids, said, labels):
+    def __init__(self, ids, statements, labels):
         self.ids = ids
-        self.said = said
+        self.statements = statements
         self.labels = labels
 
     def __call__(self, i):
         return Record(
-            str(self.ids[i]), statements=[dict(text=t, label=l) for t, l in zip(self.said[i], self.labels[i])]
+            str(self.ids[i]), statements=[dict(text=t, label=l) for t, l in zip(self.statements[i], self.labels[i])]
         )
 
 
@@ -84,19 +84,19 @@ def image_questions(
     n = len(examples)
     if examples.answers is None:
         raise ValueError(f'{where}: has no answers, which pretraining on questions reads')
-    asked, _ = examples.texts(range(n))
-    said = [[a for a in examples.answers[i] if has_text(a)] for i in range(n)]
-    blank = int(examples.answers.counts().sum()) - sum(map(len, said))
+    questions, _ = examples.texts(range(n))
+    answers = [[a for a in examples.answers[i] if has_text(a)] for i in range(n)]
+    blank = int(examples.answers.counts().sum()) - sum(map(len, answers))
     if blank:
         log(f'{where}: {blank:,} answers have no text and are left out')
-    keep = [i for i in range(n) if has_text(asked[i]) and said[i]]
+    keep = [i for i in range(n) if has_text(questions[i]) and answers[i]]
     if len(keep) < n:
         log(f'{where}: {n - len(keep):,} of {n:,} questions have no text, or no answer, and are left out')
     images, at = _gathered(examples, keep, 'question', log)
     record = _Questions(
         images.ids,
-        TextBuffer([asked[i] for i in rows] for rows in at),
-        TextBuffer(said[i] for rows in at for i in rows),
+        TextBuffer([questions[i] for i in rows] for rows in at),
+        TextBuffer(answers[i] for rows in at for i in rows),
     )
     return images.annotate({'digest of questions': record.digests()}, records=record)
 
@@ -106,19 +106,21 @@ def image_statements(
     log: Callable = print,  # Called with how many statements have no text, and how many images have no caption
 ) -> ImageTextDataset:  # The images; their records have `statements`
     "Collect the images of SNLI-VE, whose captions are the statements that follow from them"
-    said, _ = examples.texts(range(len(examples)))
+    statements, _ = examples.texts(range(len(examples)))
     labels = [examples.answers[i][0] for i in range(len(examples))]
-    follows = [i for i, l in enumerate(labels) if l == 'entailment' and has_text(said[i])]
+    follows = [i for i, l in enumerate(labels) if l == 'entailment' and has_text(statements[i])]
     images, at = _gathered(examples, follows, 'statement that follows from it', log)
-    caps = [[said[i] for i in rows] for rows in at]
+    caps = [[statements[i] for i in rows] for rows in at]
     row = {n: k for k, n in enumerate(images.ids)}
     mine = [[] for _ in row]
     for i, r in enumerate(examples.rows):
         name = examples.base.ids[r]
-        if name in row and has_text(said[i]):
+        if name in row and has_text(statements[i]):
             mine[row[name]].append(i)
     record = _Statements(
-        images.ids, TextBuffer([said[i] for i in l] for l in mine), TextBuffer([labels[i] for i in l] for l in mine)
+        images.ids,
+        TextBuffer([statements[i] for i in l] for l in mine),
+        TextBuffer([labels[i] for i in l] for l in mine),
     )
     return images.with_captions(caps).annotate({}, records=record)
 
@@ -141,13 +143,13 @@ def build_task_images(
     size: int,  # Longer side of the stored photos
     wanted: frozenset,  # Not used: a reader reads all that there is
     log: Callable,  # Called with what is left out
-    max_damaged: int | float | str = None,  # How many photos and rows may be missing or unusable, see `damage_limit`
+    max_corrupt: int | float | str = None,  # How many photos and rows may be missing or unusable, see `corrupt_limit`
 ) -> dict:  # Datasets `train`, `valid`, `test`
     "Open the images of a task in three parts; a `ValueError` names the part that is missing"
 
     def part(split):
         with logged_warnings(log):
-            got = builder.examples(root, split, size, log=log, max_damaged=max_damaged)
+            got = builder.examples(root, split, size, log=log, max_corrupt=max_corrupt)
         if got is None:
             raise ValueError(f'--root {root}: has no test set; {builder.name} expects {builder.root_help}')
         return builder.texts(got, log=log)

@@ -24,7 +24,7 @@ def read_vizwiz(
     split: str = 'train',  # train, valid or test
     size: int = 256,  # Photos are fitted into squares of this side
     *,
-    max_damaged: int | float | str = None,  # How many rows may be unusable and photos absent, see `damage_limit`
+    max_corrupt: int | float | str = None,  # How many rows may be unusable and photos absent, see `corrupt_limit`
     log: Callable = print,  # Not used: what is left out is a warning
 ) -> TaskDataset:  # None if there is no test set
     "Read a part of VizWiz; a `ValueError` names file and row of what is wrong"
@@ -45,9 +45,9 @@ def read_vizwiz(
             out.append(example if split == 'test' else example | answers_of(r, f'{path}, {r["image"]}'))
         except ValueError as e:
             bad.append(str(e))
-    leave_out(path, 'questions cannot be used', bad, len(out) + len(bad), max_damaged)
+    leave_out(path, 'questions cannot be used', bad, len(out) + len(bad), max_corrupt)
     folder = find_place(root, (name, f'images/{name}', f'Images/{name}'), 'photos')
-    return photo_examples(folder, path, size, split, out, max_damaged)
+    return photo_examples(folder, path, size, split, out, max_corrupt)
 
 # %% ../../nbs/datasets/82_vizwiz.ipynb #f31c7351
 def write_vizwiz(

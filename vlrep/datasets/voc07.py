@@ -110,10 +110,10 @@ def _lines(path):
 def _ids(path):
     "The photos of a split"
     ids = {}
-    for i, words in _lines(path):
-        if words[0] in ids:
-            raise ValueError(f'{path}, line {i}: {words[0]} is there twice')
-        ids[words[0]] = len(ids)
+    for i, fields in _lines(path):
+        if fields[0] in ids:
+            raise ValueError(f'{path}, line {i}: {fields[0]} is there twice')
+        ids[fields[0]] = len(ids)
     if not ids:
         raise ValueError(f'{path}: names no images')
     return ids
@@ -122,11 +122,11 @@ def _ids(path):
 def _answers(path, ids):
     "1, 0 or -1 for each photo of `ids`, from the list of one class (n,)"
     out = np.full(len(ids), 9, np.int8)
-    for i, words in _lines(path):
-        n, *rest = words
+    for i, fields in _lines(path):
+        n, *rest = fields
         bad = None
         if rest not in (['1'], ['0'], ['-1']):
-            bad = f'expected an image and 1, 0 or -1, not {" ".join(words)[:60]!r}'
+            bad = f'expected an image and 1, 0 or -1, not {" ".join(fields)[:60]!r}'
         elif n not in ids:
             bad = f'{n} is not in the list of the split'
         elif out[ids[n]] != 9:
@@ -168,9 +168,9 @@ def read_voc(
     split: str = 'trainval',  # trainval, train, val or test
     size: int = 256,  # Images are fitted into squares of this side
     keep: float = 2e9,  # Keep decoded images if all fit into this number of bytes
-    max_damaged: int
+    max_corrupt: int
     | float
-    | str = None,  # How many images may be absent or have a damaged annotation, see `damage_limit`
+    | str = None,  # How many images may be absent or have a damaged annotation, see `corrupt_limit`
 ) -> ImageFileDataset:  # Label `present` (n,k) int8: 1, 0 = only difficult, -1 = none; names['present']: the classes
     "Read a split of a VOC folder; a `ValueError` names what is missing or wrong"
     root = Path(root)
@@ -185,17 +185,17 @@ def read_voc(
     classes, found = _boxes(root / 'Annotations', ids, names, bad)
     if not names and classes is None:
         raise ValueError(f'{root}: neither lists of classes (Main/*{end}) nor Annotations')
-    leave_out(root / 'Annotations', 'files cannot be used', list(bad.values()), len(ids), max_damaged)
-    there = find_files(root / 'JPEGImages', [f'{n}.jpg' for n in ids], lists / f'{split}.txt', max_damaged)
-    kept = [n for n in ids if n not in bad and f'{n}.jpg' in there]
-    paths = [there[f'{n}.jpg'] for n in kept]
+    leave_out(root / 'Annotations', 'files cannot be used', list(bad.values()), len(ids), max_corrupt)
+    files = find_files(root / 'JPEGImages', [f'{n}.jpg' for n in ids], lists / f'{split}.txt', max_corrupt)
+    usable = [n for n in ids if n not in bad and f'{n}.jpg' in files]
+    paths = [files[f'{n}.jpg'] for n in usable]
     table = None
     if classes is not None:
         at = {c: i for i, c in enumerate(classes)}
-        objects = [[(*box, at[c], hard) for c, box, hard in found[n][0]] for n in kept]
-        table = ObjectTable(kept, objects, classes, 'difficult', paths, [found[n][1] for n in kept])
+        objects = [[(*box, at[c], hard) for c, box, hard in found[n][0]] for n in usable]
+        table = ObjectTable(usable, objects, classes, 'difficult', paths, [found[n][1] for n in usable])
     if names:
-        rows = [ids[n] for n in kept]
+        rows = [ids[n] for n in usable]
         present = np.stack([_answers(lists / f'{n}{end}', ids) for n in names], 1)[rows]
     else:
         names = table.names
@@ -207,17 +207,17 @@ def read_voc(
         root.name,
         keep,
         split=role,
-        ids=kept,
+        ids=usable,
         records=table,
         labels=dict(present=present),
         names=dict(present=names),
     )
 
 # %% ../../nbs/datasets/50_voc07.ipynb #59fa0cf8
-def _voc_xml(name, img, objects):
+def _voc_xml(name, image, objects):
     "The XML text of one photo; `objects`: (category, box, difficult)"
     top = ElementTree.Element('annotation')
-    w, h = img.size
+    w, h = image.size
 
     def add(node, tag, text=None):
         e = ElementTree.SubElement(node, tag)

@@ -26,12 +26,12 @@ def _places(name, kind, part):
     return name, f'annotations/{name}', f'questions/{name}', f'{kind}/{name}', f'{archive}/{name}'
 
 
-def _answered(path, questions, max_damaged):
+def _answered(path, questions, max_corrupt):
     "Each question that has answers, with its annotation"
     bad = []
     keys = dict(question_id=int, image_id=int, answers=list)
     table = coco_table(read_json(path), path, 'annotations', keys, 'question_id', bad.append)
-    leave_out(path, 'annotations cannot be used', bad, len(table) + len(bad), max_damaged)
+    leave_out(path, 'annotations cannot be used', bad, len(table) + len(bad), max_corrupt)
     rows = {r['question_id']: r for r in table}
     unasked = rows.keys() - {q['question_id'] for q in questions}
     if unasked:
@@ -40,11 +40,11 @@ def _answered(path, questions, max_damaged):
             stacklevel=3,
         )
     lost = [q['question_id'] for q in questions if q['question_id'] not in rows]
-    leave_out(path, 'questions have no answers', lost, len(questions), max_damaged)
-    there = [(q, rows[q['question_id']]) for q in questions if q['question_id'] in rows]
-    wrong = [q['question_id'] for q, r in there if r['image_id'] != q['image_id']]
-    leave_out(path, 'answers are about another image than the question', wrong, len(there), max_damaged)
-    return [(q, r) for q, r in there if r['image_id'] == q['image_id']]
+    leave_out(path, 'questions have no answers', lost, len(questions), max_corrupt)
+    answered = [(q, rows[q['question_id']]) for q in questions if q['question_id'] in rows]
+    wrong = [q['question_id'] for q, r in answered if r['image_id'] != q['image_id']]
+    leave_out(path, 'answers are about another image than the question', wrong, len(answered), max_corrupt)
+    return [(q, r) for q, r in answered if r['image_id'] == q['image_id']]
 
 # %% ../../nbs/datasets/80_vqa.ipynb #87c1f28b
 def read_vqa(
@@ -52,7 +52,7 @@ def read_vqa(
     split: str = 'train',  # train, valid or test
     size: int = 256,  # Photos are fitted into squares of this side
     *,
-    max_damaged: int | float | str = None,  # How many rows may be unusable and photos absent, see `damage_limit`
+    max_corrupt: int | float | str = None,  # How many rows may be unusable and photos absent, see `corrupt_limit`
     log: Callable = print,  # Not used: what is left out is a warning
 ) -> TaskDataset:  # None if there is no test set
     "Read a part of VQA 2.0; a `ValueError` names file and row of what is wrong"
@@ -68,7 +68,7 @@ def read_vqa(
     bad = []
     keys = dict(question_id=int, image_id=int, question=str)
     questions = coco_table(read_json(path), path, 'questions', keys, 'question_id', bad.append)
-    leave_out(path, 'questions cannot be used', bad, len(questions) + len(bad), max_damaged)
+    leave_out(path, 'questions cannot be used', bad, len(questions) + len(bad), max_corrupt)
     folder = subset.replace('-dev', '')
 
     def example(q):
@@ -77,17 +77,17 @@ def read_vqa(
     if split == 'test':
         out = [example(q) for q in questions]
     else:
-        about = find_place(root, _places(f'v2_mscoco_{subset}_annotations.json', 'Annotations', part), 'answers')
+        annotations = find_place(root, _places(f'v2_mscoco_{subset}_annotations.json', 'Annotations', part), 'answers')
         out = []
         bad = []
-        for q, r in _answered(about, questions, max_damaged):
+        for q, r in _answered(annotations, questions, max_corrupt):
             try:
-                out.append(example(q) | answers_of(r, f'{about}, question {r["question_id"]}'))
+                out.append(example(q) | answers_of(r, f'{annotations}, question {r["question_id"]}'))
             except ValueError as e:
                 bad.append(str(e))
-        leave_out(about, 'annotations cannot be used', bad, len(out) + len(bad), max_damaged)
+        leave_out(annotations, 'annotations cannot be used', bad, len(out) + len(bad), max_corrupt)
     places = folder, f'images/{folder}', f'Images/{folder}', f'Images/mscoco/{folder}'
-    return photo_examples(find_place(root, places, 'photos'), path, size, split, out, max_damaged)
+    return photo_examples(find_place(root, places, 'photos'), path, size, split, out, max_corrupt)
 
 # %% ../../nbs/datasets/80_vqa.ipynb #99763a63
 def write_vqa(
@@ -99,15 +99,15 @@ def write_vqa(
     root = Path(root)
     name = _SETS[split][0]
     (root / name).mkdir(parents=True)
-    asked = []
-    said = []
+    questions = []
+    annotations = []
     for i, r in enumerate(records, 1):
         save_photo(r, root / name / f'COCO_{name}_{i:012d}.jpg')
         for k, q in enumerate(r.questions):
             key = dict(image_id=i, question_id=1000 * i + k)
-            asked.append(dict(key, question=q['question']))
+            questions.append(dict(key, question=q['question']))
             answers = [dict(answer=a, answer_confidence='yes', answer_id=n) for n, a in enumerate(q['answers'], 1)]
-            said.append(
+            annotations.append(
                 dict(
                     key,
                     question_type=q['kind'],
@@ -116,8 +116,8 @@ def write_vqa(
                     multiple_choice_answer=q['answer'],
                 )
             )
-    about = dict(data_type='mscoco', data_subtype=name)
-    write_json(root / f'v2_OpenEnded_mscoco_{name}_questions.json', dict(about, questions=asked))
+    head = dict(data_type='mscoco', data_subtype=name)
+    write_json(root / f'v2_OpenEnded_mscoco_{name}_questions.json', dict(head, questions=questions))
     if split != 'test':
-        write_json(root / f'v2_mscoco_{name}_annotations.json', dict(about, annotations=said))
-    return len(asked)
+        write_json(root / f'v2_mscoco_{name}_annotations.json', dict(head, annotations=annotations))
+    return len(questions)

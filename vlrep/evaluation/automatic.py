@@ -20,8 +20,8 @@ from .grounding import grounding_table, localizer, trace_samples
 from .samples import larger_image, word_samples
 from .transfer import log_table, world_table
 from ..models.pretrained import Pretrained
-from ..reports.kept import kept_text, with_kept
 from ..reports.page import jpeg_uri, pick
+from ..reports.stored_runs import stored_text, with_stored
 
 # %% ../../nbs/evaluation/75_automatic.ipynb #a00b1c4d
 def measure_transfer(
@@ -34,16 +34,18 @@ def measure_transfer(
     backbones = {context.method: context.model.backbone, **nets}
     with context.stages('transfer'):
         rows = world_table(backbones, world, context.recipe.size, context.seed, sizes, keep=context.draws)
-        for run in context.kept.values():
-            rows = with_kept(rows, run)
+        for run in context.baseline_runs.values():
+            rows = with_stored(rows, run)
     rows = log_table(context, rows)
-    said = {name: dict(steps=run['steps'], text=kept_text(name, run)) for name, run in context.kept.items()}
+    baselines_text = {
+        name: dict(steps=run['steps'], text=stored_text(name, run)) for name, run in context.baseline_runs.items()
+    }
     if 'supervised' in nets:
         text = f'supervised: as many steps as {context.method}, with true categories'
-        said['supervised'] = dict(steps=context.recipe.steps, text=text)
-    for s in said.values():
+        baselines_text['supervised'] = dict(steps=context.recipe.steps, text=text)
+    for s in baselines_text.values():
         context.log(s['text'])
-    return dict(table=rows, **said), []
+    return dict(table=rows, **baselines_text), []
 
 
 def measure_grounding(
@@ -76,7 +78,7 @@ def measure_captions(
     "Measure the content of the captions of the test set, and their similarity to human references"
     test = context.splits['test']
     learn = context.learn
-    tags = 'objects' in DATASETS[context.info['data']['name']].answers
+    tags = 'objects' in DATASETS[context.info['data']['name']].test_annotations
     with context.stages('captions'):
         if tags:
             num, samples = noun_scores(context.model, test)
@@ -158,5 +160,5 @@ def show_traces(
     samples: list = (),  # None are needed
 ) -> dict:  # `traces`, if narratives were trained on
     "Show mouse traces of narratives, and the attention of the model for their words"
-    told = trace_figures(context.model, context.recipe, context.splits, context.info['data']['name'], context.seed)
-    return dict(traces=told) if told else {}
+    figures = trace_figures(context.model, context.recipe, context.splits, context.info['data']['name'], context.seed)
+    return dict(traces=figures) if figures else {}

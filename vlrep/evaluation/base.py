@@ -26,7 +26,7 @@ class EvaluationContext:
     options: object  # Sizes of the run's dataset
     root: FilePath = None  # Where the files of the evaluation are
     log: Callable = print  # Called with lines for the screen
-    max_damaged: int | float | str = None  # How many photos and rows may be missing or unusable, see `damage_limit`
+    max_corrupt: int | float | str = None  # How many photos and rows may be missing or unusable, see `corrupt_limit`
     run: 'Run' = None  # Its folder, which names its test photos
     # right after a training, None later:
     learn: 'BatchLearner' = None  # The learner, at its best checkpoint
@@ -34,7 +34,8 @@ class EvaluationContext:
     stages: 'Stages' = None  # Times what is done: `with stages('captions'): ...`
     warnings: dict = None  # Name of a network -> warnings about its training
     baselines: Callable = dict  # () -> {name: backbone}, trained at the first call; {} without baselines
-    kept: dict = field(default_factory=dict)  # Name of a baseline -> its run from `kept_run`, shown and not trained
+    baseline_runs: dict = field(default_factory=dict)  # Name of a baseline -> its run from `stored_run`, shown and not
+    # trained
 
     @property
     def method(self) -> str:
@@ -70,9 +71,9 @@ class Option:
         "Raise a `ValueError` that names the closest allowed value, or the bounds, if `value` is invalid"
         if self.bounds and self.bounds.problem(name, value):
             raise ValueError(f'{name} {value}: must be {self.bounds}')
-        there = self.registry if self.registry is not None else self.allowed
-        if there is not None and value != self.default and value not in there:
-            raise did_you_mean(name, value, there)
+        choices = self.registry if self.registry is not None else self.allowed
+        if choices is not None and value != self.default and value not in choices:
+            raise did_you_mean(name, value, choices)
 
 # %% ../../nbs/evaluation/05_base.ipynb #f22c3e0b
 @dataclass(frozen=True, eq=False, repr=False)
@@ -89,7 +90,7 @@ class Evaluation:
     measure: Callable = Lazy(None)  # (EvaluationContext) -> numbers and samples, at the end of each training
     asks: frozenset = frozenset()  # What `measure` needs of the dataset, of `DatasetBuilder.answers`
     scores: tuple = ()  # Questions whose rows keep bootstrap resamples, which a study may compare
-    beside: tuple = ()  # Names of rows beside the model's, such as random, for such comparisons
+    reference_rows: tuple = ()  # Names of rows beside the model's, such as random, for such comparisons
     figures: Callable = Lazy(None)  # (EvaluationContext, samples of `measure`) -> {part of the report: what
     # it shows}, see `vlrep.reports.page.report_html`
 
@@ -103,7 +104,7 @@ class Evaluation:
         "List the capabilities of `needs` that a model lacks"
         return sorted(n for n in self.needs if not set(n.split(' or ')) & set(capabilities))
 
-    def ask(
+    def evaluate(
         self,
         context: EvaluationContext,  # The model, and the run that it is from
         **options,  # As `check` returns them

@@ -29,24 +29,24 @@ def write_captions(
 ) -> list:  # A caption for each image
     "Caption every image of `source`"
     if isinstance(write, (list, tuple)):
-        said = list(write)
+        captions = list(write)
     else:
         f = getattr(write, 'caption', write)
-        said = []
+        captions = []
         for part in progress(np.array_split(range(len(source)), range(bs, len(source), bs)), label='captions'):
-            said += list(f([source[int(j)].load() for j in part]))
-    if len(said) != len(source):
-        raise ValueError(f'{len(said)} captions for the {len(source)} images of {source.name}')
-    return said
+            captions += list(f([source[int(j)].load() for j in part]))
+    if len(captions) != len(source):
+        raise ValueError(f'{len(captions)} captions for the {len(source)} images of {source.name}')
+    return captions
 
 # %% ../../nbs/evaluation/40_captioning.ipynb #3580bc8f
-def _measures(said, refs):
+def _measures(captions, refs):
     "Metric -> its value under many weightings of the images"
-    counts = bleu_counts(said, refs)
+    counts = bleu_counts(captions, refs)
     return {
-        'CIDEr-D': mean_statistic(cider_d(said, refs)),
+        'CIDEr-D': mean_statistic(cider_d(captions, refs)),
         'BLEU-4': lambda w: bleu(w @ counts)[:, 3],
-        'ROUGE-L': mean_statistic(rouge_l(said, refs)),
+        'ROUGE-L': mean_statistic(rouge_l(captions, refs)),
     }
 
 
@@ -58,11 +58,11 @@ def _judge(writers, person, refs, tail, metric, *, draws, seed):
         metric += f', {refs.unit}'
     order = rng(seed, 'another image').permutation(n)
     others = dict(zip(order, np.roll(order, 1)))
-    blind = _measures([person[others[i]] for i in range(n)], refs)
+    mismatched = _measures([person[others[i]] for i in range(n)], refs)
     rows = []
-    for who, said in writers.items():
-        for k, stat in _measures(said, refs).items():
-            chance = blind[k](np.ones((1, n)))[0]
+    for who, captions in writers.items():
+        for k, stat in _measures(captions, refs).items():
+            chance = mismatched[k](np.ones((1, n)))[0]
             rows.append(statistic_row(k + tail, metric, who, n, chance, stat=stat, scenes=n, seed=seed, draws=draws))
     return rows
 
@@ -86,23 +86,23 @@ def caption_scores(
         if isinstance(write, (list, tuple)):
             write = [write[i] for i in keep] if len(write) == len(source) else write
         source = source.subset(keep)
-    said = write_captions(write, source, bs)
+    captions = write_captions(write, source, bs)
     refs = [caps[i] for i in keep]
     pick = [int(rng(seed, 'person', i).integers(len(r))) for i, r in enumerate(refs)]
     person = [r[j] for r, j in zip(refs, pick)]
-    rows = _judge({who: said}, person, refs, '', 'all references', draws=draws, seed=seed)
+    rows = _judge({who: captions}, person, refs, '', 'all references', draws=draws, seed=seed)
     two = [i for i, r in enumerate(refs) if len(r) > 1]
     if len(two) < 2:
         return rows
     less = [[c for j, c in enumerate(refs[i]) if j != pick[i]] for i in two]
-    writers = {who: [said[i] for i in two], 'a person': [person[i] for i in two]}
+    writers = {who: [captions[i] for i in two], 'a person': [person[i] for i in two]}
     return rows + _judge(
         writers, writers['a person'], less, ' beside a person', 'one reference less', draws=draws, seed=seed
     )
 
 # %% ../../nbs/evaluation/40_captioning.ipynb #c2a8a17e
 def show_attention(
-    img: np.ndarray | torch.Tensor,  # The picture, as `to_hwc` takes it
+    image: np.ndarray | torch.Tensor,  # The picture, as `to_hwc` takes it
     words: list,  # What was written, s words or tokens
     maps: np.ndarray | torch.Tensor,  # A weight for each word and cell: (s,n) with a square grid, or (s,h,w)
     size: float = 1.5,  # Inches a picture
@@ -114,7 +114,7 @@ def show_attention(
         maps = maps.reshape(-1, side, side)
     if len(maps) != len(words):
         raise ValueError(f'{len(words)} words, but maps for {len(maps)}')
-    a = to_hwc(img)
+    a = to_hwc(image)
     h, w = a.shape[:2]
     k = len(words) + 1
     fig, axs = plt.subplots(1, k, figsize=(k * size, size * 1.2 * h / w), squeeze=False)

@@ -37,7 +37,9 @@ def noun_scores(
 
     def sample(i, r, s, p, t):
         nouns = dict(right=sorted(p & t), wrong=sorted(p - t), missed=sorted(t - p))
-        return dict(id=r.id, row=i, caption=s, said=r.captions[0], **nouns, score=f1(p, t), tie=len(p - t) - len(p & t))
+        return dict(
+            id=r.id, row=i, caption=s, reference=r.captions[0], **nouns, score=f1(p, t), tie=len(p - t) - len(p & t)
+        )
 
     return num, [sample(i, *o) for i, o in enumerate(zip(recs, says, pred, true))]
 
@@ -70,10 +72,10 @@ def caption_nll(
     out = []
     for i, j in enumerate(progress(shown, len(shown), 'photos, the loss of their captions')):
         words = sum(len(c.split()) + 1 for c in dataset.captions[i])
-        tok, lens = pad_tokens(m.tok.encode(dataset.captions[i], max_len), m.tok.pad)
-        img, hw = dataset.images([j])
-        b = dict(m.view(dict(img=img, hw=hw)), tok=tok, lens=lens)
-        b['img'] = b['img'].expand(len(tok), -1, -1, -1)
+        tokens, lengths = pad_tokens(m.tokenizer.encode(dataset.captions[i], max_len), m.tokenizer.pad)
+        image, hw = dataset.images([j])
+        b = dict(m.view(dict(images=image, hw=hw)), tokens=tokens, lengths=lengths)
+        b['images'] = b['images'].expand(len(tokens), -1, -1, -1)
         b = {k: v.to(next(model.parameters()).device) for k, v in b.items()}
         o = model(b)
         total, n = loss(o, b)
@@ -114,6 +116,8 @@ def photo_samples(
     says = m.caption([dataset[i].load() for i in range(len(dataset))])
     each = right[:, 0] / right[:, 1]
     return num, [
-        dict(id=dataset.ids[i], row=i, caption=s, said=dataset.captions[i][0], score=-l, note=f'{l:.2f} nats a word')
+        dict(
+            id=dataset.ids[i], row=i, caption=s, reference=dataset.captions[i][0], score=-l, note=f'{l:.2f} nats a word'
+        )
         for i, (s, l) in enumerate(zip(says, each.tolist()))
     ]

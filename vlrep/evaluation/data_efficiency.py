@@ -55,11 +55,11 @@ def _statistic(s, y):
 
 # %% ../../nbs/evaluation/45_data_efficiency.ipynb #7c968b36
 def efficiency(
-    backbones: dict,  # Name -> backbone: `backbone(img)` gives a grid (b,c,h,w); they stay as they are
+    backbones: dict,  # Name -> backbone: `backbone(images)` gives a grid (b,c,h,w); they stay as they are
     train: ImageTextDataset,  # The labelled images, of which the parts are taken
     test: ImageTextDataset,  # The test images
     label: str = 'tags',  # An integer label, scored by top-1, or one with 0/1 columns, scored by mAP
-    parts: tuple | list = (0.01, 0.03, 0.1, 0.3, 1.0),  # Shares of `train`
+    shares: tuple | list = (0.01, 0.03, 0.1, 0.3, 1.0),  # Shares of `train`
     *,
     seeds: tuple | list | range = (0, 1, 2),  # Each puts the images into another order
     size: int = None,  # Side of the views in pixels; those of the datasets by default
@@ -80,7 +80,7 @@ def efficiency(
     chance = np.nanmean(chance_ap(yt)[yt.any(0)]) if many else chance_top1(y, yt)
     for who, net in backbones.items():
         x, xt = (features(net, s, size)['avg'] for s in (train, test))
-        for part in sorted(parts):
+        for part in sorted(shares):
             sets = [part_rows(len(y), part, s) for s in seeds]
             fits = [
                 _probe(x[i], torch.as_tensor(y[i]), tuple(sorted(l2s)), classes, folds)

@@ -20,15 +20,15 @@ from ..models.named import initial_backbone
 from ..training.test_photos import find_test_photos, read_test_photos
 
 # %% ../../nbs/evaluation/06_held_out.ipynb #89ff063e
-def _test_photos(parts, context, builder, root):
+def _test_photos(splits, context, builder, root):
     "The test photos of the run among the data; None if the data is not that of the run"
     listed = read_test_photos(context.run)
-    test = parts['test']
+    test = splits['test']
     if listed is None:
         return test
     rows, gone, changed = find_test_photos(test, listed)
     names = {name for name, _ in listed}
-    moved = sum(str(name) in names for part in ('train', 'valid') if part in parts for name in parts[part].ids)
+    moved = sum(str(name) in names for part in ('train', 'valid') if part in splits for name in splits[part].ids)
     problem = f'of the {len(listed):,} test photos of the run, {gone:,} are missing'
     if moved:
         problem += f' ({moved:,} are in train or valid now)'
@@ -70,20 +70,20 @@ def _open_held_out(context, data, split, wanted, shown, train):
         options = with_split(options, split, builder.name)
     side = context.model.side
     if builder.build_test and not train:
-        return dict(test=builder.open_test(options, root, side, log, context.max_damaged))
-    parts = builder.open(whole_data(options), root, side, wanted, log, context.max_damaged)
-    test = _test_photos(parts, context, builder, root) if mine and context.run else None
+        return dict(test=builder.open_test(options, root, side, log, context.max_corrupt))
+    splits = builder.open(whole_data(options), root, side, wanted, log, context.max_corrupt)
+    test = _test_photos(splits, context, builder, root) if mine and context.run else None
     known = test is not None
     if known:
-        parts['test'] = test
+        splits['test'] = test
     if builder.audit:
-        parts = {
-            part: readable(parts[part], log, context.max_damaged)
+        splits = {
+            part: readable(splits[part], log, context.max_corrupt)
             for part in (('train', 'test') if train else ('test',))
         }
     if not known and (not mine or context.root is not None):
-        log(f'{len(parts["test"])} images of {builder.name}; this run may have been trained on some of them')
-    return parts
+        log(f'{len(splits["test"])} images of {builder.name}; this run may have been trained on some of them')
+    return splits
 
 
 def open_held_out(
@@ -104,8 +104,8 @@ def open_probe_sets(
     wanted: tuple = (),  # Annotations that are read
 ) -> tuple:  # Training and test set
     "Open the photos that something is trained on with frozen features, and those that it is tested on"
-    parts = _open_held_out(context, data, split, wanted, 0, True)
-    return parts['train'], parts['test']
+    splits = _open_held_out(context, data, split, wanted, 0, True)
+    return splits['train'], splits['test']
 
 
 def evaluation_images(

@@ -49,7 +49,7 @@ def _pairs(b, chunk):
     "The nearest other row of every row of `b`: yields rows, their neighbours and cosines (c,1)"
     best = b.new_full((len(b),), -torch.inf)
     who = torch.zeros(len(b), dtype=torch.long)
-    room = b.new_empty(min(chunk, len(b)) * len(b))
+    buffer = b.new_empty(min(chunk, len(b)) * len(b))
 
     # an earlier picture keeps its place against an equal one
     def tell(rows, s, axis, first):
@@ -62,7 +62,7 @@ def _pairs(b, chunk):
         x = b[lo : lo + chunk]
         c = len(x)
         n = len(b) - lo
-        s = torch.mm(x, b[lo:].T, out=room[: c * n].view(c, n))
+        s = torch.mm(x, b[lo:].T, out=buffer[: c * n].view(c, n))
         s.fill_diagonal_(-torch.inf)
         tell(slice(lo, lo + c), s, 1, lo)
         if n > c:
@@ -88,10 +88,10 @@ def neighbours(
     if alone and k == 1 and b.device.type == 'cpu':
         yield from _pairs(b, chunk)
         return
-    room = b.new_empty(min(chunk, len(q)), len(b))
+    buffer = b.new_empty(min(chunk, len(q)), len(b))
     for lo in progress(range(0, len(q), chunk), label='neighbours'):
         rows = torch.arange(lo, min(lo + chunk, len(q)), device=b.device)
-        s = torch.mm(q[lo : lo + chunk], b.T, out=room[: len(rows)])
+        s = torch.mm(q[lo : lo + chunk], b.T, out=buffer[: len(rows)])
         if alone:
             s[rows - lo, rows] = -torch.inf  # by its place, not by being the nearest
         top, i = _nearest(s, k)
@@ -127,7 +127,7 @@ def knn_classes(
 
 # %% ../../nbs/evaluation/25_knn.ipynb #ee2d3fff
 def knn_probe(
-    backbone: nn.Module,  # `backbone(img)` gives a grid (b,c,h,w); it stays as it is
+    backbone: nn.Module,  # `backbone(images)` gives a grid (b,c,h,w); it stays as it is
     train: ImageTextDataset,  # The labelled images
     test: ImageTextDataset,  # Test images; None: leave-one-out on `train`
     label: str,  # The name of an integer label of both
@@ -146,8 +146,8 @@ def knn_probe(
     ks = [k for k in ks if k <= len(train) - (test is None)]
     f = features(backbone, train, size)['avg']
     ft = None if test is None else features(backbone, test, size)['avg']
-    for k, said in zip(ks, knn_classes(f, y, ft, ks, t)):
-        right = (said.numpy() == yt).astype(float)
+    for k, predicted in zip(ks, knn_classes(f, y, ft, ks, t)):
+        right = (predicted.numpy() == yt).astype(float)
         low, high = bootstrap(right, draws=draws, seed=seed)
         scores = dict(chance=chance_top1(y, yt), value=right.mean(), low=low, high=high)
         rows.append(score_row(f'{label}, {k} nearest', 'top-1', name, len(yt), **scores, k=k))

@@ -89,7 +89,7 @@ def _cubic(a, b, lo, hi):
     return min(max(y - (y - x) * (q + r - m) / (q - p + 2 * r or 1e-30), lo), hi)
 
 
-def _line_search(at, begin, t, least, most=25):
+def _line_search(at, begin, t, least, max_trials=25):
     """A step that meets the strong Wolfe conditions, as in PyTorch's L-BFGS: (step, loss, slope, gradient)
 
     `at` returns these four for a step; `begin` is its value at step 0, and `t` the first step to try
@@ -99,7 +99,7 @@ def _line_search(at, begin, t, least, most=25):
     def poor(o):
         return o[1] > f + 1e-4 * o[0] * slope
 
-    for i in range(most):
+    for i in range(max_trials):
         new = at(t)
         flat = abs(new[2]) <= -0.9 * slope
         if poor(new) or (i > 1 and new[1] >= old[1]) or (new[2] >= 0 and not flat):
@@ -110,7 +110,7 @@ def _line_search(at, begin, t, least, most=25):
         old = new
     low, high = sorted((old, new), key=lambda o: o[1])
     near = False  # was the last step already close to an end?
-    for _ in range(most - 1 - i):
+    for _ in range(max_trials - 1 - i):
         a, b = sorted((low[0], high[0]))
         if b - a < least:
             break
@@ -134,10 +134,10 @@ def _line_search(at, begin, t, least, most=25):
 class _Steps:
     "The last `most` steps and the changes of the gradient along them, as rows of one matrix, and their dot products"
 
-    def __init__(self, n, most=10):
-        self.rows = torch.empty(2 * most, n)
-        self.dots = np.zeros((2 * most, 2 * most))
-        self.most = most
+    def __init__(self, n, memory=10):
+        self.rows = torch.empty(2 * memory, n)
+        self.dots = np.zeros((2 * memory, 2 * memory))
+        self.memory = memory
         self.seen = 0
         self.unit = 1.0
 
@@ -145,20 +145,20 @@ class _Steps:
         "Add a step `s` and the change `y` of the gradient, unless the curvature along it is too small to measure"
         if float(s @ y) <= 1e-10:
             return
-        i = 2 * (self.seen % self.most)
+        i = 2 * (self.seen % self.memory)
         self.rows[i], self.rows[i + 1] = s, y
         self.seen += 1
-        n = 2 * min(self.seen, self.most)
+        n = 2 * min(self.seen, self.memory)
         self.dots[:n, i + 1] = self.dots[i + 1, :n] = (self.rows[:n] @ y).numpy()  # two older steps never meet
         self.unit = self.dots[i, i + 1] / self.dots[i + 1, i + 1]
 
     def direction(self, g):
         "Minus the approximate inverse Hessian times the gradient `g`"
-        n = 2 * min(self.seen, self.most)
+        n = 2 * min(self.seen, self.memory)
         D = self.dots
         if not n:
             return -g
-        order = [2 * (j % self.most) for j in range(self.seen - n // 2, self.seen)]
+        order = [2 * (j % self.memory) for j in range(self.seen - n // 2, self.seen)]
         p = (self.rows[:n] @ g).double().numpy()
         c = np.zeros(n)
         a = {}
@@ -171,15 +171,15 @@ class _Steps:
         return torch.addmv(g, self.rows[:n].T, torch.from_numpy(-c).to(g.dtype), beta=-self.unit)
 
 # %% ../../nbs/evaluation/10_linear_probe.ipynb #b88394b1
-def _minimise(ask, x, iters):
-    "L-BFGS from `x` (n,); `ask` gives loss and gradient at a place"
-    f, g = ask(x)
+def _minimise(evaluate, x, iters):
+    "L-BFGS from `x` (n,); `evaluate` gives loss and gradient at a place"
+    f, g = evaluate(x)
     known = _Steps(len(x))
     live = LiveBar()
     seen = 1
 
     def at(t):
-        f, g = ask(x + t * d)
+        f, g = evaluate(x + t * d)
         return t, f, float(g @ d), g
 
     try:
@@ -190,11 +190,11 @@ def _minimise(ask, x, iters):
             if not (slope := float(g @ d)) < -1e-9:
                 break
             first = min(1.0, 1 / float(g.abs().sum())) if i == 0 else 1.0
-            asked = []
+            evaluations = []
             t, new, _, h = _line_search(
-                lambda t: asked.append(t) or at(t), (0.0, f, slope, g), first, 1e-9 / float(d.abs().max())
+                lambda t: evaluations.append(t) or at(t), (0.0, f, slope, g), first, 1e-9 / float(d.abs().max())
             )
-            seen += len(asked)
+            seen += len(evaluations)
             live(seen, iters, 'fitting probes')
             step = t * d
             change = abs(new - f)
@@ -218,7 +218,7 @@ def _linear_loss(z, t, scale, l2, *, many):
     yes = (t.T @ z / n)[:, None]
     shares = t.mean(0)[:, None]
 
-    def ask(x):
+    def evaluate(x):
         u = x[: k * m * r].view(k, m, r)
         b = x[k * m * r :].view(k, m)
         out = torch.empty_like(x)
@@ -235,7 +235,7 @@ def _linear_loss(z, t, scale, l2, *, many):
         out[k * m * r :] = (p.mean(1).view(k, m) - shares).flatten()
         return loss, out
 
-    return ask
+    return evaluate
 
 # %% ../../nbs/evaluation/10_linear_probe.ipynb #47ca5f4e
 def fit_linear(
@@ -283,7 +283,7 @@ def _named_loss(zk, t, s0, s1, l0, *, l1):
 
     Features `zk` (k,most,r), one-hot targets `t` (k,c,1,most), 0 in rows without one
     """
-    k, most, r = zk.shape
+    k, columns, r = zk.shape
     m = len(l0)
     c = t.shape[1]
     on = t.sum(1, keepdim=True)
@@ -292,12 +292,12 @@ def _named_loss(zk, t, s0, s1, l0, *, l1):
     sizes = [c * m * r, k * c * m * r, k * c * m]
     shapes = [(c, m, r), (k, c, m, r), (k, c, m)]
 
-    def ask(x):
+    def evaluate(x):
         out = torch.empty_like(x)
         (u0, u1, b), (g0, g1, gb) = ([v.view(s) for v, s in zip(o.split(sizes), shapes)] for o in (x, out))
         w0 = s0 * u0
         w1 = s1 * u1
-        s = torch.baddbmm(b.view(k, -1, 1), (w0 + w1).flatten(1, 2), zt).view(k, c, m, most).log_softmax(1)
+        s = torch.baddbmm(b.view(k, -1, 1), (w0 + w1).flatten(1, 2), zt).view(k, c, m, columns).log_softmax(1)
         loss = -float((s * t).sum() / q) + float((l0 * w0 * w0).sum()) / 2 + float((l1 * w1 * w1).sum()) / (2 * k)
         p = s.exp_().mul_(on).sub_(t).div_(q)
         torch.sum(p, -1, out=gb)
@@ -306,7 +306,7 @@ def _named_loss(zk, t, s0, s1, l0, *, l1):
         torch.mul(gw.add_(w1.mul_(l1 / k)), s1, out=g1)
         return loss, out
 
-    return ask
+    return evaluate
 
 # %% ../../nbs/evaluation/10_linear_probe.ipynb #7e3933c4
 def fit_named(
@@ -321,14 +321,16 @@ def fit_named(
     k = y.shape[1]
     m = len(l2s)
     asks = [(y[:, j] >= 0).nonzero()[:, 0] for j in range(k)]
-    most = max(map(len, asks))
-    if not most:
+    maximum = max(map(len, asks))
+    if not maximum:
         raise ValueError('no training row has a target: every label is -1')
     with _threads(x):
         mean, std, z, v, e = _rotate(x)
         r = z.shape[1]
-        zk = torch.stack([F.pad(z[a], (0, 0, 0, most - len(a))) for a in asks])  # (k,most,r)
-        t = torch.stack([F.pad(F.one_hot(y[a, j], classes).T, (0, most - len(a))) for j, a in enumerate(asks)]).float()
+        zk = torch.stack([F.pad(z[a], (0, 0, 0, maximum - len(a))) for a in asks])  # (k,most,r)
+        t = torch.stack(
+            [F.pad(F.one_hot(y[a, j], classes).T, (0, maximum - len(a))) for j, a in enumerate(asks)]
+        ).float()
         l0, l1 = (torch.tensor(l).float()[:, None] for l in zip(*l2s))  # (m,1)
         # (m,r)
         s0 = (0.5 * e + l0).rsqrt()

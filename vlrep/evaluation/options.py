@@ -27,7 +27,7 @@ EVALUATIONS.add(
     Evaluation(
         'grounding',
         'pointing game for named objects in the synthetic scenes',
-        _ask + 'ask_grounding',
+        _ask + 'evaluate_grounding',
         needs=frozenset({'attend or attribute'}),
         measure=_measure + 'measure_grounding',
         asks=_shift,
@@ -38,7 +38,7 @@ EVALUATIONS.add(
     Evaluation(
         'captions',
         'similarity of its captions to human references',
-        _ask + 'ask_captions',
+        _ask + 'evaluate_captions',
         dict(
             data=Option(None, 'for captions: a dataset (default: what the run was trained on)', registry=DATASETS),
             how=Option('greedy', 'for captions: greedy, beam or nucleus', ('greedy', 'beam', 'nucleus')),
@@ -54,7 +54,7 @@ EVALUATIONS.add(
     Evaluation(
         'voc07',
         'support vector machines on VOC07',
-        _ask + 'ask_voc07',
+        _ask + 'evaluate_voc07',
         dict(
             spec=Option('v2', 'for voc07: the protocol of a paper', ('v1', 'v2', 'loctex', 'icmlm')),
             ap=Option('sklearn', 'for voc07: how precision is averaged', ('sklearn', 'interpolated')),
@@ -66,7 +66,7 @@ EVALUATIONS.add(
     Evaluation(
         'folder',
         'a softmax probe and nearest neighbours on a folder for each class',
-        _ask + 'ask_folder',
+        _ask + 'evaluate_folder',
         dict(probe=Option('virtex2', 'for folder: the softmax probe of a paper', ('virtex', 'virtex2', 'moco', 'mct'))),
         root_help='a folder that holds train/ and val/, with a folder of images for each class',
     )

@@ -48,25 +48,25 @@ def named_things(
 
 # %% ../../nbs/evaluation/50_pointing.ipynb #6a1f101d
 def centre_map(
-    img: Tensor,  # Pictures (b,3,S,S)
+    images: Tensor,  # Pictures (b,3,S,S)
     names: list,  # Names (b,); not used
     grid: int = 6,  # Cells a side
 ) -> Tensor:  # Maps (b,grid,grid)
     "Point at the middle of every picture: a baseline"
-    i = torch.arange(grid, device=img.device)
+    i = torch.arange(grid, device=images.device)
     line = ((2 * i + 1 - grid).abs() <= 1).float()
     m = line[:, None] * line
-    return (m / m.sum()).expand(len(img), -1, -1)
+    return (m / m.sum()).expand(len(images), -1, -1)
 
 # %% ../../nbs/evaluation/50_pointing.ipynb #8bf8af62
-def _answers(f, dataset, asked, size, bs):
+def _answers(f, dataset, targets, size, bs):
     "Measure hit and mass of every question (n,2)"
     out = []
-    for k in progress(range(0, len(asked), bs), label='pointing'):
-        rows, names, masks = zip(*asked[k : k + bs])
-        (img,) = plain_batches(dataset.subset(np.array(rows)), size, bs)
+    for k in progress(range(0, len(targets), bs), label='pointing'):
+        rows, names, masks = zip(*targets[k : k + bs])
+        (images,) = plain_batches(dataset.subset(np.array(rows)), size, bs)
         with torch.no_grad():
-            maps = f(img, list(names)).float().cpu()
+            maps = f(images, list(names)).float().cpu()
 
         ms = [torch.from_numpy(m)[None] for m in masks]  # photos differ in size, so one at a time
         out += [torch.stack([pointing_hits(p[None], m)[0], mass_inside(p[None], m)[0]]) for p, m in zip(maps, ms)]
@@ -87,14 +87,14 @@ def pointing_table(
 ) -> list:  # Dicts as those of `transfer_table`: questions `pointing` (metric hit) and `overlap`
     # (metric mass), in percent
     "Play the pointing game and measure the attention mass for every target; chance is the area of the object"
-    asked = named_things(dataset, known)
-    at = np.array([row for row, *_ in asked])
-    chance = np.mean([m.mean() for *_, m in asked])
-    got = {who: _answers(f, dataset, asked, size, bs) for who, f in maps.items()}
+    targets = named_things(dataset, known)
+    at = np.array([row for row, *_ in targets])
+    chance = np.mean([m.mean() for *_, m in targets])
+    got = {who: _answers(f, dataset, targets, size, bs) for who, f in maps.items()}
     how = dict(scenes=len(dataset), seed=seed, draws=draws, keep=keep, l2=[])
     rows = []
     for j, (q, metric) in enumerate((('pointing', 'hit'), ('overlap', 'mass'))):
         for who, answers in got.items():
             stat = mean_by_scene(answers[:, j], at, len(dataset))
-            rows.append(statistic_row(q, metric, who, len(asked), chance, stat=stat, **how))
+            rows.append(statistic_row(q, metric, who, len(targets), chance, stat=stat, **how))
     return rows

@@ -37,13 +37,13 @@ def join_pieces(
 # %% ../../nbs/evaluation/55_samples.ipynb #262df767
 def seen(
     m: Pretrained,  # Its view is used
-    imgs: list,  # Pictures, as `to_image` takes them
+    images: list,  # Pictures, as `to_image` takes them
     sharper: int = 4,  # Times as many pixels along a side
 ) -> list:  # PIL images, square
     "Render the network's input at a higher resolution"
     v = m.view
     view = EvalTransform(sharper * v.size, sharper * v.resize, v.mean, v.std)
-    x = Pretrained(m.backbone, view, sharper * m.side).batch(imgs).cpu()
+    x = Pretrained(m.backbone, view, sharper * m.side).batch(images).cpu()
     x = x * torch.tensor(v.std)[:, None, None] + torch.tensor(v.mean)[:, None, None]
     return [Image.fromarray(a) for a in (x.clamp(0, 1) * 255).round().byte().permute(0, 2, 3, 1).contiguous().numpy()]
 
@@ -51,19 +51,20 @@ def seen(
 @torch.no_grad()
 def word_maps(
     m: Pretrained,  # Has the capabilities `caption` and `attend`
-    imgs: list,  # Pictures
-    most: int = 16,  # Words of a caption that are kept
+    images: list,  # Pictures
+    max_words: int = 16,  # Words of a caption that are kept
     big: list = None,  # The same pictures with more pixels, to show
 ) -> list:  # Dicts `image`, `words`, as `words_html` takes them
     "Caption each picture, and map the attention of each word, averaged over layers and heads"
-    x = m.eval().batch(imgs)
-    tok = m.capabilities['caption'](x)
-    maps = m.capabilities['attend'](x, tok, (tok != m.tok.pad).sum(1))[:, 1:].cpu().numpy()  # [SOS] is not written
+    x = m.eval().batch(images)
+    tokens = m.capabilities['caption'](x)
+    maps = m.capabilities['attend'](x, tokens, (tokens != m.tokenizer.pad).sum(1))[:, 1:].cpu().numpy()  # [SOS] is not
+    # written
     out = []
-    for t, a, p in zip(tok.tolist(), maps, seen(m, imgs if big is None else big)):
-        ids = t[1 : t.index(m.tok.eos)] if m.tok.eos in t else t[1:]
-        words = join_pieces([m.tok.sp.id_to_piece(i) for i in ids], a[: len(ids)])
-        out.append(dict(image=jpeg_uri(p, 192), words=words[:most]))
+    for t, a, p in zip(tokens.tolist(), maps, seen(m, images if big is None else big)):
+        ids = t[1 : t.index(m.tokenizer.eos)] if m.tokenizer.eos in t else t[1:]
+        words = join_pieces([m.tokenizer.sp.id_to_piece(i) for i in ids], a[: len(ids)])
+        out.append(dict(image=jpeg_uri(p, 192), words=words[:max_words]))
     return out
 
 # %% ../../nbs/evaluation/55_samples.ipynb #e7cd4208
@@ -140,5 +141,5 @@ def word_samples(
         return {}
     show = show or (lambda r: dataset[r].load())
     words = word_maps(m, [dataset[int(r)].load() for r in rows], big=[show(int(r)) for r in rows])
-    said = [dataset[int(r)].captions for r in rows]
-    return dict(words=[w | (dict(said=c[0]) if c else {}) for w, c in zip(words, said)])
+    captions = [dataset[int(r)].captions for r in rows]
+    return dict(words=[w | (dict(reference=c[0]) if c else {}) for w, c in zip(words, captions)])

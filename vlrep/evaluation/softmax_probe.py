@@ -144,9 +144,9 @@ def _epochs(backbone, dataset, rows, recipe, size, *, seed, p):
     aug = TrainTransform(size or dataset.size, recipe.scale, jitter=(0, 0, 0, 0), jitter_p=0)
     for e in range(recipe.epochs):
         for k, i in enumerate(np.array_split(order(e), range(recipe.bs, len(rows), recipe.bs))):
-            img, hw = dataset.images(rows[i])
+            image, hw = dataset.images(rows[i])
             flip = torch.from_numpy(rng(seed, 'softmax flip', e, k).random(len(i)) < 0.5)
-            view = aug(dict(img=img.to(p.device), hw=hw, flip=flip), (seed, 'softmax', e, k))['img']
+            view = aug(dict(images=image.to(p.device), hw=hw, flip=flip), (seed, 'softmax', e, k))['images']
             with frozen(backbone):
                 yield e, pool_grid(backbone(view.to(p.dtype)).float())['avg'], rows[i]
 
@@ -167,14 +167,14 @@ def _train_heads(backbone, train, rows, y, classes, *, recipe, size, seed):
 
 # %% ../../nbs/evaluation/20_softmax_probe.ipynb #615ca51e
 def softmax_probe(
-    backbone: nn.Module,  # `backbone(img)` gives a grid (b,c,h,w); it stays as it is
+    backbone: nn.Module,  # `backbone(images)` gives a grid (b,c,h,w); it stays as it is
     train: ImageTextDataset,  # Pictures to train on, and to choose the rate
     test: ImageTextDataset,  # Test pictures
     label: str,  # The name of an integer label of both
     recipe: SoftmaxRecipe = VIRTEX_PROBE,  # How it is trained
     *,
     size: int = None,  # Side of the views in pixels; those of the datasets by default
-    held: float = 0.1,  # Part of `train` that chooses the rate
+    validation: float = 0.1,  # Part of `train` that chooses the rate
     name: str = 'backbone',  # Of the backbone, in the row
     seed: int = 0,  # Held-out part, order, views and initial weights depend on this alone
     draws: int = 500,  # Number of bootstrap resamples of the test images
@@ -182,22 +182,22 @@ def softmax_probe(
     # `wd`, and `tried`, a dict for each head
     "Train a softmax layer on frozen features with all rates at once; top-1 on `test` (VirTex sec. 4.1)"
     y, yt = (torch.from_numpy(class_labels(s, label)) for s in (train, test))
-    if not 0 < held < 1 or int(held * len(train)) < 1:
-        raise ValueError(f'held={held}: leaves no training or no held-out pictures of {len(train)}')
+    if not 0 < validation < 1 or int(validation * len(train)) < 1:
+        raise ValueError(f'held={validation}: leaves no training or no held-out pictures of {len(train)}')
     perm = rng(seed, 'held out').permutation(len(train))
-    cut = int(held * len(train))
+    cut = int(validation * len(train))
     valid = np.sort(perm[:cut])
     rows = np.sort(perm[cut:])
     classes = 1 + int(max(y.max(), yt.max()))
     heads, loss = _train_heads(backbone, train, rows, y, classes, recipe=recipe, size=size, seed=seed)
     device = next(backbone.parameters(), torch.zeros(())).device
 
-    def asked(s, y):
+    def predict(s, y):
         return heads.right(features(backbone, s, size)['avg'].to(device), y.to(device))
 
-    chose = asked(train.subset(valid), y[valid]).mean(0)
+    chose = predict(train.subset(valid), y[valid]).mean(0)
     best = int(chose.argmax())
-    right = asked(test, yt)[:, best].astype(float)
+    right = predict(test, yt)[:, best].astype(float)
     low, high = bootstrap(right, draws=draws, seed=seed)
     tried = [
         dict(lr=lr, wd=wd, loss=float(l), chosen_by=100 * float(c)) for (lr, wd), l, c in zip(heads.grid, loss, chose)

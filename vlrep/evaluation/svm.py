@@ -37,7 +37,7 @@ def svm_axes(
     return z, v, e.clamp(min=0).to(x.dtype)
 
 # %% ../../nbs/evaluation/15_svm.ipynb #6e3e0263
-def _line(m, yq, c2, wd, dd, *, most=5):
+def _line(m, yq, c2, wd, dd, *, max_trials=5):
     """Steps (p,) that minimise along each problem's direction
 
     Margin violations `m` (n,p), `y` times scores of the direction `yq`
@@ -46,7 +46,7 @@ def _line(m, yq, c2, wd, dd, *, most=5):
     lo = torch.zeros_like(wd)
     hi = torch.full_like(wd, torch.inf)
     cq = c2 * yq
-    for i in range(most):
+    for i in range(max_trials):
         left = torch.addcmul(m, t.expand_as(yq), yq, value=-1).clamp_(min=0)
         slope = wd + t * dd - (cq * left).sum(0)
         curve = dd + ((left > 0) * cq * yq).sum(0)
@@ -139,16 +139,16 @@ def folds_of(
     folds: int = 3,  # How many
 ) -> np.ndarray:  # In which fold each image is held out, for each class (n,k)
     "Split the images of every class into scikit-learn's stratified folds; a `ValueError` names a class with too few"
-    there = np.asarray(y) > 0
-    out = np.zeros(there.shape, int)
-    for j, col in enumerate(there.T):
+    positive = np.asarray(y) > 0
+    out = np.zeros(positive.shape, int)
+    for j, col in enumerate(positive.T):
         if not folds <= col.sum() <= len(col) - folds:
             raise ValueError(
                 f'class {j}: {col.sum()} of {len(col)} training images show it, but {folds} folds need '
                 f'{folds} that do and {folds} that do not'
             )
-        for f, (_, held) in enumerate(StratifiedKFold(folds).split(col, np.where(col, 1, -1))):
-            out[held, j] = f
+        for f, (_, held_out) in enumerate(StratifiedKFold(folds).split(col, np.where(col, 1, -1))):
+            out[held_out, j] = f
     return out
 
 # %% ../../nbs/evaluation/15_svm.ipynb #274c63ad
@@ -165,14 +165,14 @@ def fit_svms(
 ) -> Svms:
     "Choose the cost of every class by its folds, and fit it to all images"
     x = torch.as_tensor(x)
-    there = np.asarray(y) > 0
+    positive = np.asarray(y) > 0
     costs = tuple(sorted(costs))
     if costs[0] <= 0:
         raise ValueError(f'costs={costs}: positive numbers are expected')
-    fold = folds_of(there, folds)
-    k = there.shape[1]
+    fold = folds_of(positive, folds)
+    k = positive.shape[1]
     z, v, e = svm_axes(x.to(device or x.device, dtype))
-    t = torch.from_numpy(there).to(z.device)
+    t = torch.from_numpy(positive).to(z.device)
     sign = t.to(dtype) * 2 - 1
     weight = t.to(dtype) + 1
     in_ = (torch.from_numpy(fold).to(z.device)[:, :, None] != torch.arange(folds, device=z.device)).to(dtype)
@@ -190,9 +190,9 @@ def fit_svms(
     aps = np.empty((k, len(costs), folds))
     for j in range(k):
         for f in range(folds):
-            held = fold[:, j] == f
-            scores = s[held, :, j, f]
-            aps[j, :, f] = average_precision(scores, np.broadcast_to(there[held, j, None], scores.shape))
+            held_out = fold[:, j] == f
+            scores = s[held_out, :, j, f]
+            aps[j, :, f] = average_precision(scores, np.broadcast_to(positive[held_out, j, None], scores.shape))
     best = aps.mean(2).argmax(1)
     start = torch.stack([us[b].unflatten(1, (k, folds))[:, j].mean(1) for j, b in enumerate(best)], 1)
     cost = np.array(costs)[best]

@@ -49,14 +49,14 @@ VOC_SPECS = dict(
 
 
 def squash(
-    batch: dict,  # With `img` uint8 (b,3,h,w) and `hw`
+    batch: dict,  # With `images` uint8 (b,3,h,w) and `hw`
     size: int,  # Side of the view in pixels
-) -> dict:  # The same, `img` float (b,3,size,size), normalised
+) -> dict:  # The same, `images` float (b,3,size,size), normalised
     "Resize each whole image to a square, whatever its aspect ratio"
-    hw = batch['hw'].to(batch['img'].device)
-    x = resize_crop(batch['img'], torch.cat([torch.zeros_like(hw), hw], 1), size).div_(255)
+    hw = batch['hw'].to(batch['images'].device)
+    x = resize_crop(batch['images'], torch.cat([torch.zeros_like(hw), hw], 1), size).div_(255)
     mean, std = (torch.tensor(v, device=x.device).view(3, 1, 1) for v in IMAGENET)
-    return {**batch, 'img': ((x - mean) / std).contiguous(memory_format=torch.channels_last)}
+    return {**batch, 'images': ((x - mean) / std).contiguous(memory_format=torch.channels_last)}
 
 
 def voc_views(
@@ -64,13 +64,13 @@ def voc_views(
     spec: VocSpec,  # How they are transformed
     bs: int = 256,  # Images at a time
     device: str | torch.device = 'cpu',  # Where they are computed
-) -> 'Iterator[dict]':  # Yields dicts with `img` float (b,3,size,size)
+) -> 'Iterator[dict]':  # Yields dicts with `image` float (b,3,size,size)
     "Yield the views of the photos of `source` according to `spec`, in order"
     views = dict(centre=EvalTransform(spec.size, spec.resize), squash=partial(squash, size=spec.size))
     plain = views[spec.view]
     for idx in torch.arange(len(source)).split(bs):
-        img, hw = (t.to(device) for t in source.images(idx.numpy()))
-        yield plain(dict(img=img, hw=hw, id=idx, flip=torch.zeros(len(idx), dtype=torch.bool, device=device)))
+        image, hw = (t.to(device) for t in source.images(idx.numpy()))
+        yield plain(dict(images=image, hw=hw, id=idx, flip=torch.zeros(len(idx), dtype=torch.bool, device=device)))
 
 # %% ../../nbs/evaluation/35_voc07.ipynb #07a2bfbc
 def interpolated_ap(
@@ -102,23 +102,23 @@ def _class_aps(s, y, ap, w):
     score = dict(sklearn=average_precision, interpolated=interpolated_ap)[ap]
     out = []
     for j in range(y.shape[1]):
-        asked = y[:, j] != 0
-        out.append(score(s[asked, j], (y[asked, j] > 0).astype(float), w[:, asked]))
+        labelled = y[:, j] != 0
+        out.append(score(s[labelled, j], (y[labelled, j] > 0).astype(float), w[:, labelled]))
     return np.stack(out, 1)
 
 
 def _rows(s, y, names, ap, seed, *, draws):
     "Question, number of images, chance, value and both ends of the interval, for the mean and for each class"
-    kept = {}
+    results = {}
 
     def aps(w):
-        if w.shape not in kept:
-            kept[w.shape] = _class_aps(s, y, ap, w)
-        return kept[w.shape]
+        if w.shape not in results:
+            results[w.shape] = _class_aps(s, y, ap, w)
+        return results[w.shape]
 
     ones = _class_aps(s, y, ap, np.ones((1, len(y))))[0]
-    asked = (y != 0).sum(0)
-    chance = (y > 0).sum(0) / asked
+    labelled = (y != 0).sum(0)
+    chance = (y > 0).sum(0) / labelled
 
     def ends(stat, value):
         def shifted(w):
@@ -136,11 +136,11 @@ def _rows(s, y, names, ap, seed, *, draws):
         *ends(lambda a: np.nanmean(a, 1), ones.mean()),
     )
     for j, n in enumerate(names):
-        yield n, 'AP', int(asked[j]), chance[j], ones[j], *ends(lambda a: a[:, j], ones[j])
+        yield n, 'AP', int(labelled[j]), chance[j], ones[j], *ends(lambda a: a[:, j], ones[j])
 
 # %% ../../nbs/evaluation/35_voc07.ipynb #a12c2a92
 def voc07(
-    backbone: nn.Module,  # `backbone(img)` gives a grid (b,c,h,w); it stays as it is
+    backbone: nn.Module,  # `backbone(images)` gives a grid (b,c,h,w); it stays as it is
     train: ImageTextDataset,  # With the label `present`: 1, 0 = only difficult, -1 (n,k); `read_voc` gives it
     test: ImageTextDataset,  # The same for the test photos
     spec: str | VocSpec = 'v2',  # `v1`, `v2`, `loctex`, `icmlm`, or a `VocSpec`
@@ -162,18 +162,18 @@ def voc07(
     names = train.names.get('present') or [f'class {j}' for j in range(y.shape[1])]
     if (test.names.get('present') or names) != names or yt.shape[1] != y.shape[1]:
         raise ValueError(f'{train.name} and {test.name} do not have the same classes')
-    ask = np.flatnonzero(((y > 0).sum(0) >= 3) & ((y <= 0).sum(0) >= 3) & ((yt > 0).sum(0) > 0))
-    if not len(ask):
+    usable = np.flatnonzero(((y > 0).sum(0) >= 3) & ((y <= 0).sum(0) >= 3) & ((yt > 0).sum(0) > 0))
+    if not len(usable):
         raise ValueError(f'{train.name}: no class is shown three times in training and once in the test')
     spec = spec.at(size) if size else spec
     dev = next(backbone.parameters(), torch.zeros(())).device
     f, ft = (F.normalize(features(backbone, voc_views(s, spec, device=dev))[spec.pool], dim=1) for s in (train, test))
-    svms = fit_svms(f, y[:, ask], costs, device=device)
+    svms = fit_svms(f, y[:, usable], costs, device=device)
     s = svms(ft).double().numpy()
     chosen = [float(c) for c in svms.cost]
     return [
         score_row(q, m, name, n, chance=chance, value=value, low=low, high=high, cost=c, spec=asdict(spec), ap=ap)
         for (q, m, n, chance, value, low, high), c in zip(
-            _rows(s, yt[:, ask], [names[j] for j in ask], ap, seed, draws=draws), [chosen, *chosen]
+            _rows(s, yt[:, usable], [names[j] for j in usable], ap, seed, draws=draws), [chosen, *chosen]
         )
     ]

@@ -19,7 +19,7 @@ from .start import with_backbone
 from ..methods.base import METHODS, Method
 from ..methods.learner import make_learner
 from ..methods.recipe import MethodRecipe
-from ..methods.supervised.recipe import TagsRecipe
+from ..methods.supervised.recipe import SupervisedRecipe
 from ..models.features import bn_statistics
 from ..models.named import initial_backbone
 from ..reports.instability import learning_warning
@@ -58,7 +58,7 @@ def train_on(
     recipe: MethodRecipe,  # Its recipe
     splits: dict,  # Datasets `train` and `valid`
     data: str,  # One of `DATASETS`
-    tok: Tokenizer = None,  # Tokenizer, for methods that read captions
+    tokenizer: Tokenizer = None,  # Tokenizer, for methods that read captions
     *,
     seed: int = 0,  # Of weights, order, views, dropout
     precision: str = 'auto',  # auto, fp32, bf16 or fp16
@@ -67,12 +67,12 @@ def train_on(
     accumulate: int = 1,  # Parts into which each batch is cut to save memory
     workers: int = 0,  # Processes that read images ahead
     begin: callable = None,  # Called with the learner before it trains, such as to `resume`
-    max_damaged: int | float | str = None,  # Images that may be unreadable, see `damage_limit`
+    max_corrupt: int | float | str = None,  # Images that may be unreadable, see `corrupt_limit`
 ) -> BatchLearner:  # The fastai Learner, trained
     "Train `method` on `splits`; a `ValueError` with advice if the memory is too small"
     j = recipe.jitter
     dist = current_dist()
-    collate = method.collator(recipe, tok)
+    collate = method.collator(recipe, tokenizer)
     if mirroring_line(recipe, collate, splits['train']):
         recipe = replace(recipe, flip_p=0.0)
     aug = TrainTransform(recipe.size, (recipe.scale_min, 1.0), jitter=(j, j, j, j / 4), jitter_p=recipe.jitter_p)
@@ -87,7 +87,7 @@ def train_on(
         seed=seed,
         flip_p=recipe.flip_p,
         workers=workers,
-        max_damaged=max_damaged,
+        max_corrupt=max_corrupt,
         **_shared(dist),
     )
     every = max(1, round(recipe.steps / len(dls.train) / 8))
@@ -116,11 +116,11 @@ def train_on(
 # %% ../../nbs/experiments/38_baselines.ipynb #b64878c0
 def supervised_recipe(
     recipe: MethodRecipe,  # Recipe of the method that it is a baseline of
-) -> TagsRecipe:  # A recipe of the method `tags`
+) -> SupervisedRecipe:  # A recipe of the method `supervised`
     "The supervised recipe with the backbone, views, batch size, switches and number of steps of `recipe`"
     same = {k: getattr(recipe, k) for k in 'visual_depth visual_width size scale_min jitter jitter_p flip_p bs'.split()}
     same |= {f.name: getattr(recipe, f.name) for f in fields(MethodRecipe)}
-    return replace(get_recipe('tags', 'world'), **same, steps=recipe.steps, warmup=recipe.warmup)
+    return replace(get_recipe('supervised', 'world'), **same, steps=recipe.steps, warmup=recipe.warmup)
 
 # %% ../../nbs/experiments/38_baselines.ipynb #e53f3cf5
 def train_baselines(
@@ -142,10 +142,10 @@ def train_baselines(
         nets = dict(random=bn_statistics(initial_backbone(recipe, backbone, seed=seed), splits['train'], recipe.size))
     if weights:
         nets['initial'] = initial_backbone(recipe, backbone, weights)
-    if type(recipe) is TagsRecipe or not supervised:
+    if type(recipe) is SupervisedRecipe or not supervised:
         return nets
     with stages('supervised'):
-        tags = with_backbone(METHODS['tags'], backbone, weights)
+        tags = with_backbone(METHODS['supervised'], backbone, weights)
         learn = train_on(
             tags,
             supervised_recipe(recipe),

@@ -160,12 +160,12 @@ class _Steps:
         r = recipe
         train = world('train', max(16, 2 * r.bs), size=r.size)
         valid = world('valid', 4, size=r.size)
-        tok = method.train_tokenizer(r, train)
+        tokenizer = method.train_tokenizer(r, train)
         aug = TrainTransform(r.size, (r.scale_min, 1.0), jitter=(r.jitter,) * 3 + (r.jitter / 4,), jitter_p=r.jitter_p)
         dls = loaders(
             train,
             valid,
-            collate=method.collator(r, tok),
+            collate=method.collator(r, tokenizer),
             size=r.size,
             bs=r.bs,
             aug=aug,
@@ -185,13 +185,15 @@ class _Steps:
             self.learn.fit_steps(self.learn.train_state.step + n)
         return np.array(self.times.seconds)
 
-    def held(self):
+    def optimiser_bytes(self):
         "Bytes of weights and of what the optimiser keeps"
         model = self.learn.model
         opt = self.learn.opt.opt
-        kept = [v for s in opt.state.values() for v in s.values()] + list(getattr(opt, 'slow', None) or [])
+        tensors = [v for s in opt.state.values() for v in s.values()] + list(getattr(opt, 'slow', None) or [])
         return sum(
-            t.numel() * t.element_size() for t in [*model.parameters(), *model.buffers(), *kept] if torch.is_tensor(t)
+            t.numel() * t.element_size()
+            for t in [*model.parameters(), *model.buffers(), *tensors]
+            if torch.is_tensor(t)
         )
 
 # %% ../../nbs/experiments/80_benchmark.ipynb #be9c000f
@@ -209,16 +211,16 @@ def _memory(device, reset=False):
     except (OSError, KeyError):
         import resource  # not on Windows
 
-        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == 'darwin' else 1024)
-        return most, most
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == 'darwin' else 1024)
+        return peak, peak
 
 
 def _step_memory(steps, n):
     "Seconds of `n` steps, and the most bytes that one of them took, its weights included"
     now = _memory(steps.device, reset=True)[1]
     seconds = steps.run(n)
-    most = _memory(steps.device)[0]
-    return seconds, most - now + steps.held() if torch.device(steps.device).type == 'cuda' else most
+    peak = _memory(steps.device)[0]
+    return seconds, peak - now + steps.optimiser_bytes() if torch.device(steps.device).type == 'cuda' else peak
 
 
 def _free(device):
@@ -245,7 +247,7 @@ def step_flops(
         (total / count).backward()
     model.zero_grad(set_to_none=True)
     model.train(training)
-    return counter.get_total_flops() / len(batch['img'])
+    return counter.get_total_flops() / len(batch['images'])
 
 
 def matrix_rate(
@@ -381,7 +383,7 @@ def measure_operations(
     device: str | torch.device,  # Where
     mode: str = 'fp32',  # Kind of step
     steps: int = 3,  # Steps that are watched
-    most: int = 8,  # Operations that are listed
+    max_operations: int = 8,  # Operations that are listed
 ) -> list:  # A dict for each: share of all time, milliseconds a step, calls a step
     "The operations that take the longest, views included, and whether they are arithmetic"
     kind = _Steps(recipe, mode, device)
@@ -394,7 +396,7 @@ def measure_operations(
     events = [e for e in p.key_averages() if not cuda or e.device_type == torch.autograd.DeviceType.CPU]
     own = {e.key: (e.self_device_time_total if cuda else e.self_cpu_time_total, e.count) for e in events}
     total = sum(t for t, _ in own.values())
-    top = sorted(own.items(), key=lambda o: -o[1][0])[:most]
+    top = sorted(own.items(), key=lambda o: -o[1][0])[:max_operations]
     return [
         dict(
             operation=k,
@@ -533,12 +535,12 @@ def run_benchmark(
         raise ValueError(f'--out {out}: no such folder')
     device = device or ('cuda' if torch.cuda.is_available() else 'cpu')
     try:
-        asked = torch.device(device)
+        wanted = torch.device(device)
     except RuntimeError:
-        asked = None
-    if asked is None or asked.type not in ('cpu', 'cuda'):
+        wanted = None
+    if wanted is None or wanted.type not in ('cpu', 'cuda'):
         raise ValueError(f'--device {device}: cpu, cuda or cuda:0 is expected')
-    if asked.type == 'cuda' and (asked.index or 0) >= torch.cuda.device_count():
+    if wanted.type == 'cuda' and (wanted.index or 0) >= torch.cuda.device_count():
         raise ValueError(f'--device {device}: torch sees {torch.cuda.device_count()} GPUs here')
     keep_memory()
     result = benchmark(device, benchmark_plan(device, quick, batch), log)

@@ -71,8 +71,8 @@ def evaluate(
     root: FilePath = None,  # Where the photos are, such as VOCdevkit/VOC2007, or a folder with train/ and val/ for
     # folder; for captions, by default where the run's were
     which: str | int = 'best',  # Which checkpoint: best, last, or the number of a step
-    max_damaged: int | float | str = None,  # How many photos and rows of the test data may be missing or unusable, see
-    # `damage_limit`; by default as many as the run allows
+    max_corrupt: int | float | str = None,  # How many photos and rows of the test data may be missing or unusable, see
+    # `corrupt_limit`; by default as many as the run allows
     log: callable = print,  # Called with the table
     plugins: Sequence[FilePath] = (),  # Python files of the run that may be imported, since you trust them
     **options,  # Those of the evaluation, such as `spec` and `ap` of voc07
@@ -81,12 +81,12 @@ def evaluate(
     evaluation = EVALUATIONS[on]
     options = evaluation.check(root, **options)
     m = open_run(run, which, plugins=plugins)
-    kept = load(run)
-    limit = kept.info.get('max_damaged') if max_damaged is None else max_damaged
-    recipe = recipe_of(kept)
-    sizes = recorded_options(kept.info, kept / 'recipe.json')
-    context = EvaluationContext(m, recipe, kept.info, sizes, root, log, max_damaged=limit, run=kept)
-    rows = evaluation.ask(context, **options)
+    loaded = load(run)
+    limit = loaded.info.get('max_corrupt') if max_corrupt is None else max_corrupt
+    recipe = recipe_of(loaded)
+    sizes = recorded_options(loaded.info, loaded / 'recipe.json')
+    context = EvaluationContext(m, recipe, loaded.info, sizes, root, log, max_corrupt=limit, run=loaded)
+    rows = evaluation.evaluate(context, **options)
     line = dict(on=on, which=str(which), date=time.strftime('%Y-%m-%d'), commit=commit(), rows=rows)
     append_line(Path(run) / 'evaluations.jsonl', json.dumps(line, ensure_ascii=False))
     log(table_text(rows))
@@ -142,14 +142,14 @@ def make_paraphrases(
     out: FilePath = 'paraphrases.jsonl',  # The file; an existing one is continued
     via: list | tuple = ('fr', 'de'),  # Languages to go through
     *,
-    there: str = MARIAN[0],
+    forward_model: str = MARIAN[0],
     back: str = MARIAN[1],  # Models, folders or names on the hub; {via} stands for the language
     batch: int = 32,  # Sentences at a time
     device: str = None,  # cpu, cuda; by default the GPU if there is one
     beams: int = 4,  # Width of the beam
     limit: int = None,  # Largest number of captions
     options: object = None,  # Options of a generated dataset, columns of a table; its own by default
-    max_damaged: int | float | str = None,  # How many photos and rows may be missing or unusable, see `damage_limit`
+    max_corrupt: int | float | str = None,  # How many photos and rows may be missing or unusable, see `corrupt_limit`
     translator: Callable = MarianTranslator,  # (name, device, beams=) -> function from sentences to sentences
     log: Callable = print,  # Called with progress messages
 ) -> Path:  # The file
@@ -159,9 +159,9 @@ def make_paraphrases(
     if 'captions' not in builder.provides:
         raise ValueError(f'--data {data}: has no captions to paraphrase')
     with logged_warnings(log):
-        dataset = builder.whole(root, 64, options, max_damaged)
-    parts = [dataset]
+        dataset = builder.whole(root, 64, options, max_corrupt)
+    datasets = [dataset]
     if dataset is None:
-        parts = builder.open(options, root, 64, ('captions',), log, max_damaged).values()
-    ways = {v: tuple(translator(m.format(via=v), device, beams=beams) for m in (there, back)) for v in via}
-    return write_paraphrases(parts, out, ways, batch, limit=limit, log=log)
+        datasets = builder.open(options, root, 64, ('captions',), log, max_corrupt).values()
+    ways = {v: tuple(translator(m.format(via=v), device, beams=beams) for m in (forward_model, back)) for v in via}
+    return write_paraphrases(datasets, out, ways, batch, limit=limit, log=log)

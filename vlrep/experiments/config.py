@@ -72,12 +72,12 @@ def read_value(
 
 # %% ../../nbs/experiments/10_config.ipynb #4f78d04c
 def override_all(
-    parts: list,  # Frozen dataclasses, e.g. a recipe and the sizes of a job, without a field in common
+    dataclasses: list,  # Frozen dataclasses, e.g. a recipe and the sizes of a job, without a field in common
     pairs: list,  # Texts `field=value`; the last one for a field wins
 ) -> list:  # The parts, changed
     "Set each field in the part that has it"
-    home = {f.name: i for i, p in enumerate(parts) for f in fields(p)}
-    new = [{} for _ in parts]
+    home = {f.name: i for i, p in enumerate(dataclasses) for f in fields(p)}
+    new = [{} for _ in dataclasses]
     for pair in pairs:
         name, sep, text = pair.partition('=')
         name = name.strip()
@@ -86,8 +86,8 @@ def override_all(
         if name not in home:
             raise did_you_mean('field', name, home)
         i = home[name]
-        new[i][name] = read_value(text, typing.get_type_hints(type(parts[i]))[name], name)
-    return [replace(p, **n) for p, n in zip(parts, new)]
+        new[i][name] = read_value(text, typing.get_type_hints(type(dataclasses[i]))[name], name)
+    return [replace(p, **n) for p, n in zip(dataclasses, new)]
 
 
 def override(
@@ -126,10 +126,10 @@ def get_recipe(
     name: str,  # One of the method's recipes
 ) -> MethodRecipe:  # Its frozen dataclass
     "The recipe `name` of `method`"
-    there = METHODS[method].recipes
-    if name not in there:
-        raise did_you_mean(f'recipe of {method}', name, there)
-    return there[name]
+    recipes = METHODS[method].recipes
+    if name not in recipes:
+        raise did_you_mean(f'recipe of {method}', name, recipes)
+    return recipes[name]
 
 
 def recorded_recipe(
@@ -155,7 +155,7 @@ def recipe_lines(
     for m in [method] if method else METHODS:
         for name, r in METHODS[m].recipes.items():
             net, shape = r.network()
-            there = (
+            recipes = (
                 'torchvision'
                 if shape is None
                 else 'torchvision, timm, detectron2'
@@ -170,7 +170,7 @@ def recipe_lines(
                     net,
                     f'{r.size} pixels',
                     f'{r.steps:,} steps of {r.bs}',
-                    f'opens in {there}',
+                    f'opens in {recipes}',
                 )
             )
     wide = [max(map(len, col)) for col in zip(*rows)]

@@ -26,7 +26,7 @@ from ..data.transforms import EvalTransform
 from ..datasets.base import margin
 from ..evaluation.finetune.model import FinetuneModel, GridAndText
 from ..evaluation.finetune.plan import TASKS
-from ..evaluation.finetune.report import told_examples, write_task_report
+from ..evaluation.finetune.report import example_answers, write_task_report
 from ..evaluation.finetune.results import Answerer, decide_all, task_rows
 from ..evaluation.finetune.training import TaskCollator, finetune_learner, fit_task, text_limit
 from ..evaluation.transfer import table_text
@@ -73,11 +73,11 @@ def _first_body(run, recipe, which):
     return can['backbone'], True
 
 
-def _same_body(run, recipe, tok, weights, name):
+def _same_body(run, recipe, tokenizer, weights, name):
     "A body of the shape of that in a fine-tuned run, and what it can do"
     if run.info['finetune']['grid_and_text']:
         visual = initial_backbone(recipe, run.info.get('backbone'))
-        return GridAndText(visual, tok, **_GRID, seed=run.info['seed']), dict(backbone=visual)
+        return GridAndText(visual, tokenizer, **_GRID, seed=run.info['seed']), dict(backbone=visual)
     own = {k.removeprefix('body.'): v for k, v in weights.items() if k.startswith('body.')}
     model = run_model(run, recipe, own, name)
     return model, method_of(run).capabilities(model)
@@ -100,14 +100,14 @@ def _regions(recipe, folder=None, width=None):
     return how, reader
 
 # %% ../../nbs/experiments/75_finetune.ipynb #b89967fa
-def _fast_reader(reader, recipe, body, parts, dist):
+def _fast_reader(reader, recipe, body, splits, dist):
     "The same reader, or one that caches the regions, if the recipe has `cache_regions`"
     if body is None or not getattr(recipe, 'cache_regions', False):
         return reader
     reader = reader or RegionReader('grid')
     body.region_encoder.to('cuda' if torch.cuda.is_available() else 'cpu')
     with dist.main_first():
-        return CachedReader(body.region_encoder, [d.base for d in parts.values()], reader, recipe.size)
+        return CachedReader(body.region_encoder, [d.base for d in splits.values()], reader, recipe.size)
 
 # %% ../../nbs/experiments/75_finetune.ipynb #f539d56a
 def _model(body, plan, task, labels, seed):
@@ -120,7 +120,7 @@ def _model(body, plan, task, labels, seed):
             'pooler=cls: this model was pretrained with pooler=last and has no pooler for [CLS]; give pooler=last'
         )
     return FinetuneModel(
-        body, len(labels), pooler=pooler, dropout=plan.dropout, frozen=plan.frozen, blind=plan.blind, seed=seed
+        body, len(labels), pooler=pooler, dropout=plan.dropout, frozen=plan.frozen, text_only=plan.text_only, seed=seed
     )
 
 
@@ -143,32 +143,32 @@ def open_finetuned(
     labels = _labels_of(run)
     weights = run.weights(which)
     recipe = recipe_of(run)
-    tok = _tokenizer(run)
+    tokenizer = _tokenizer(run)
     name = f'{run.path}, checkpoint {which}'
     ft = run.info['finetune']
-    body, can = _same_body(run, recipe, tok, weights, name)
+    body, can = _same_body(run, recipe, tokenizer, weights, name)
     model = _model(body, spec.plan, task, labels, spec.seed)
     fill_model(model, weights, name)
     view = EvalTransform(recipe.size, whole=True)
-    pictures = PictureView(SimpleNamespace(aug=view, source=SimpleNamespace(size=ft['side']), tok=tok))
-    collate = TaskCollator(tok, ft['max_len'])
-    ask = Answerer(model.to(device), task, labels, collate, pictures, regions=getattr(recipe, 'regions', 'grid'))
+    pictures = PictureView(SimpleNamespace(aug=view, source=SimpleNamespace(size=ft['side']), tokenizer=tokenizer))
+    collate = TaskCollator(tokenizer, ft['max_len'])
+    answerer = Answerer(model.to(device), task, labels, collate, pictures, regions=getattr(recipe, 'regions', 'grid'))
     return Pretrained(
         can.pop('backbone', None),
         view,
         ft['side'],
-        tok,
+        tokenizer,
         str(run.path),
         max_len=ft['max_len'],
         **can,
         no_backbone=METHODS[run.info['method']].no_backbone,
-        answer=ask.probabilities,
+        answer=answerer.probabilities,
     )
 
 # %% ../../nbs/experiments/75_finetune.ipynb #c4e89439
-def _with_images(examples, log, max_damaged):
+def _with_images(examples, log, max_corrupt):
     "Leave out the examples of a validation or test set whose image cannot be read: none is replaced by another"
-    images = readable(examples.base, log, max_damaged)
+    images = readable(examples.base, log, max_corrupt)
     if images is examples.base:
         return examples
     names = set(images.ids)
@@ -180,7 +180,7 @@ def _with_images(examples, log, max_damaged):
     return examples.subset(rows)
 
 
-def _examples(spec, side, log, max_damaged):
+def _examples(spec, side, log, max_corrupt):
     "Training, validation and test examples, as far as they are there"
     source = TASKS[spec.task].source(spec.data)
 
@@ -188,10 +188,10 @@ def _examples(spec, side, log, max_damaged):
         if spec.options is not None:
             return source.read(split, size=side, options=spec.options, log=log)
         with logged_warnings(log):
-            examples = source.read(spec.root, split, side, log=log, max_damaged=max_damaged)
+            examples = source.read(spec.root, split, side, log=log, max_corrupt=max_corrupt)
         if examples is None or split == 'train':
             return examples
-        return _with_images(examples, log, max_damaged)
+        return _with_images(examples, log, max_corrupt)
 
     return {s: d for s in ('train', 'valid', 'test') if (d := part(s)) is not None}
 
@@ -205,9 +205,9 @@ def _labels(spec, train):
     return labels(train, replace(spec.plan, answers=spec.plan.answers or task.answers))
 
 
-def _with_targets(task, parts, labels, log):
+def _with_targets(task, splits, labels, log):
     "The examples with targets; what is lost is logged"
-    out = {s: d.with_targets(labels, lambda a: task.score(a, labels), task.closed) for s, d in parts.items()}
+    out = {s: d.with_targets(labels, lambda a: task.score(a, labels), task.closed) for s, d in splits.items()}
     for d in out.values():
         if line := d.lost_line():
             log(line)
@@ -217,13 +217,13 @@ def _with_targets(task, parts, labels, log):
     return out
 
 
-def _digests(parts):
-    return {s: f'{d.digest()} {fingerprint(d.base)}' for s, d in parts.items()}
+def _digests(splits):
+    return {s: f'{d.digest()} {fingerprint(d.base)}' for s, d in splits.items()}
 
 
-def _check_regions(reader, parts):
+def _check_regions(reader, splits):
     "Look for the regions of all images, those of the test set too, before anything is trained"
-    for d in parts.values() if reader else ():
+    for d in splits.values() if reader else ():
         try:
             reader(d.base, [0])
         except ValueError as e:
@@ -292,11 +292,11 @@ def _new_run(job, setup, source, out):
         plugins=source.info.get('plugins', []),
         workers=runtime.workers,
         save_every=runtime.save_every,
-        max_damaged=runtime.max_damaged,
+        max_corrupt=runtime.max_corrupt,
         **{**facts, 'finetune': {**facts['finetune'], **places}},
     )
     write_json(run / 'labels.json', setup.labels)
-    setup.collate.tok.save(run / 'tokenizer.model')
+    setup.collate.tokenizer.save(run / 'tokenizer.model')
     for name in ('labels.json', 'tokenizer.model'):
         run.keep_part(name)
     return run
@@ -305,15 +305,15 @@ def _new_run(job, setup, source, out):
 def _reopened(job, path):
     "Lock the folder of a run that is resumed, and record what has moved"
     run = Run.reopen(path)
-    kept = run.info['finetune']
-    if kept['root'] != job.spec.root:
-        run.change(dict(finetune={**kept, 'root': job.spec.root}))
-    if run.info.get('max_damaged') != job.runtime.max_damaged:
-        run.change(dict(max_damaged=job.runtime.max_damaged))
+    remaining = run.info['finetune']
+    if remaining['root'] != job.spec.root:
+        run.change(dict(finetune={**remaining, 'root': job.spec.root}))
+    if run.info.get('max_corrupt') != job.runtime.max_corrupt:
+        run.change(dict(max_corrupt=job.runtime.max_corrupt))
     return run
 
 # %% ../../nbs/experiments/75_finetune.ipynb #998a17fe
-def _setup(job, source, tok, recipe, old):
+def _setup(job, source, tokenizer, recipe, old):
     "Read the examples, make the model, and collect the facts of the run"
     spec = job.spec
     plan = spec.plan
@@ -322,15 +322,15 @@ def _setup(job, source, tok, recipe, old):
     how, reader = _regions(recipe, spec.region_files, source.info.get('sizes', {}).get('region_width'))
     side = recipe.size if spec.options is not None else margin(recipe.size)
     with job.stages(spec.data), job.dist.main_first():
-        parts = _examples(spec, side, log, job.runtime.max_damaged)
-    labels = _labels_of(old) if old else _labels(spec, parts['train'])
-    parts = _with_targets(task, parts, labels, log)
-    _check_regions(reader, parts)
-    if tok is None:
-        tok = Tokenizer.train(parts['train'].captions.flat(), 10_000)
+        splits = _examples(spec, side, log, job.runtime.max_corrupt)
+    labels = _labels_of(old) if old else _labels(spec, splits['train'])
+    splits = _with_targets(task, splits, labels, log)
+    _check_regions(reader, splits)
+    if tokenizer is None:
+        tokenizer = Tokenizer.train(splits['train'].captions.flat(), 10_000)
     if old:
         weights = load_weights(old.start() / 'model.safetensors')
-        body = _same_body(old, recipe, tok, weights, str(old.path))[0]
+        body = _same_body(old, recipe, tokenizer, weights, str(old.path))[0]
         alone = old.info['finetune']['grid_and_text']
     else:
         body, alone = _first_body(source, recipe, spec.which)
@@ -341,22 +341,22 @@ def _setup(job, source, tok, recipe, old):
         )
     max_len = text_limit(None if alone else body, plan, task)
     if alone and not old:
-        body = GridAndText(body, tok, **_GRID, seed=spec.seed)
+        body = GridAndText(body, tokenizer, **_GRID, seed=spec.seed)
     facts = _finetuning_facts(
         job,
         source,
         grid_and_text=alone,
         max_len=max_len,
         side=side,
-        examples=_digests(parts),
+        examples=_digests(splits),
         classes=len(labels),
         region_store=reader.store.digest() if reader and reader.store else None,
     )
     job.agree(facts, plan.bs)
-    collate = TaskCollator(tok, max_len, _fast_reader(reader, recipe, None if alone else body, parts, job.dist))
-    for line in caption_lines(plan, collate, parts, tuple(parts)):
+    collate = TaskCollator(tokenizer, max_len, _fast_reader(reader, recipe, None if alone else body, splits, job.dist))
+    for line in caption_lines(plan, collate, splits, tuple(splits)):
         log(line)
-    return _Setup(_model(body, plan, task, labels, spec.seed), parts, labels, collate, recipe, facts)
+    return _Setup(_model(body, plan, task, labels, spec.seed), splits, labels, collate, recipe, facts)
 
 # %% ../../nbs/experiments/75_finetune.ipynb #130f4b3f
 def _finetune(job, source, out=None, old=None):
@@ -364,7 +364,7 @@ def _finetune(job, source, out=None, old=None):
     log = job.log
     spec = job.spec
     recipe = recipe_of(source)
-    tok = _tokenizer(source)
+    tokenizer = _tokenizer(source)
     if old:
         if lines := differences(old.info['finetune']['plan'], recipe_dict(spec.plan)):
             raise ValueError(
@@ -373,7 +373,7 @@ def _finetune(job, source, out=None, old=None):
         if job.dist.objects(job.dist.is_main and _has_result(old, log))[0]:
             return old.path
     job.hints()
-    setup = _setup(job, source, tok, recipe, old)
+    setup = _setup(job, source, tokenizer, recipe, old)
     if old:
         _check_same(old, setup.facts)
     with job.folder(lambda: _reopened(job, old.path) if old else _new_run(job, setup, source, out)) as run:
@@ -395,7 +395,7 @@ def _train(job, setup, run):
     "The learner, trained to the end; a `TrainingInterrupted` if a signal came before"
     spec = job.spec
     main = job.dist.is_main
-    with job.signals(run) as stop:
+    with job.catch_signals(run) as stop:
         cbs = [StopOnSignal(stop)]
         if main:
             cbs = [CSVLogger(run / 'log.csv', log=job.log), ProgressLogger(job.log), *cbs]
@@ -414,7 +414,7 @@ def _train(job, setup, run):
             accumulate=spec.accumulate,
             workers=job.runtime.workers,
             save_every=job.runtime.save_every,
-            max_damaged=job.runtime.max_damaged,
+            max_corrupt=job.runtime.max_corrupt,
         )
         if main:
             learn.finite.log = run / 'skipped.jsonl'
@@ -438,7 +438,7 @@ def _finish(job, setup, run, learn):
     "Evaluate the trained model; write the result and the report"
     setup.model.load_state_dict(run.weights('best'))
     with job.stages('answers'):
-        rows = _told_rows(job, setup, run)
+        rows = _task_table(job, setup, run)
     drift = _drift(job, setup, run)
     job.log(table_text(rows))
     numbers = dict(table=rows, best_step=learn.train_state.best_step, history=learn.save_run.history)
@@ -449,13 +449,13 @@ def _finish(job, setup, run, learn):
     job.log(f'report: {write_task_report(run)} ({job.stages.total:.0f} s in all)')
 
 # %% ../../nbs/experiments/75_finetune.ipynb #e4bc3ac9
-def _told_rows(job, setup, run):
+def _task_table(job, setup, run):
     "Rows of the validation and the test set; decisions are written beside them, and some with their images"
     rows = []
     shown = []
     plan = job.spec.plan
     task = TASKS[job.spec.task]
-    who = ', '.join([setup.facts['method'], *(k for k in ('frozen', 'blind') if getattr(plan, k))])
+    who = ', '.join([setup.facts['method'], *(k for k in ('frozen', 'text_only') if getattr(plan, k))])
     for split in ('valid', 'test'):
         if (d := setup.parts.get(split)) is None:
             continue
@@ -463,19 +463,19 @@ def _told_rows(job, setup, run):
         def decide(**kw):
             return decide_all(setup.model, task, d, setup.collate, size=setup.recipe.size, **kw)
 
-        said = decide()
-        task.submit(run / f'predictions-{split}{task.suffix}', d, said)
+        decisions = decide()
+        task.submit(run / f'predictions-{split}{task.suffix}', d, decisions)
         if d.targets is not None and plan.report in ('both', split):
-            shown = shown or told_examples(d, said, seed=job.spec.seed)
+            shown = shown or example_answers(d, decisions, seed=job.spec.seed)
         if d.targets is None:
             job.log(f'{split}: {len(d):,} answers in {run / f"predictions-{split}{task.suffix}"}')
         elif plan.report in ('both', split):
-            alone = None if plan.blind else decide(blind=True)
+            alone = None if plan.text_only else decide(text_only=True)
             rows += task_rows(
                 task,
                 setup.parts['train'],
                 d,
-                said,
+                decisions,
                 who,
                 alone=alone,
                 seed=job.spec.seed,
@@ -485,14 +485,14 @@ def _told_rows(job, setup, run):
     return rows
 
 # %% ../../nbs/experiments/75_finetune.ipynb #99c41617
-def _begun_with(info, recipe, tok):
+def _begun_with(info, recipe, tokenizer):
     "The weights of the body before fine-tuning; a `ValueError` if the run they are from is gone or has changed"
     ft = info['finetune']
     source = load(ft['run'])
     which = int(ft['which']) if str(ft['which']).isdecimal() else ft['which']
     body, alone = _first_body(source, recipe, which)
     if alone:
-        body = GridAndText(body, tok, **_GRID, seed=info['seed'])
+        body = GridAndText(body, tokenizer, **_GRID, seed=info['seed'])
     state = body.state_dict()
     if tensors_digest(state) != ft.get('first_weights', tensors_digest(state)):
         raise ValueError(f'{source.path}, checkpoint {which}: has changed since this run began')
@@ -504,7 +504,7 @@ def _drift(job, setup, run):
     if job.spec.plan.frozen:
         return []
     try:
-        rows = weight_drift(_begun_with(run.info, setup.recipe, setup.collate.tok), run.weights('best'))
+        rows = weight_drift(_begun_with(run.info, setup.recipe, setup.collate.tokenizer), run.weights('best'))
     except ValueError as e:
         job.log(f'the drift of the weights is not known: {e}')
         return []

@@ -24,7 +24,7 @@ from ..data.loader import TooManyDamaged, check_share
 from .sanity_checks import busy_hint
 from .spec import FinetuneSpec, RunSpec, Runtime, check_out
 from ..training.distributed import process_group
-from ..training.interrupts import TrainingInterrupted, signals
+from ..training.interrupts import TrainingInterrupted, catch_signals
 from ..training.precision import choose_precision, effective_precision, emulation_hint, learner_precision
 from ..training.resume import differences
 from ..training.run_folder import FORMAT, Run, load
@@ -93,7 +93,7 @@ def remove_if_empty(
     try:
         yield
     except TooManyDamaged as e:  # the run stays: it can go on with another limit
-        raise TooManyDamaged(f'{e}; to continue all the same: vlrep resume {run.path} --max-damaged NUMBER') from None
+        raise TooManyDamaged(f'{e}; to continue all the same: vlrep resume {run.path} --max-corrupt NUMBER') from None
     except BaseException as e:
         begun = bool(run.saved()) or (run / 'best').is_dir()
         if fresh and not begun:
@@ -204,13 +204,13 @@ class Job:
             yield run
 
     @contextmanager
-    def signals(
+    def catch_signals(
         self,
         run: Run,  # Named by the `TrainingInterrupted` that leaves the body
     ) -> Iterator[object]:
         "What a signal asks for while the body trains, see `vlrep.training.interrupts.signals`"
         # torchrun passes a signal on that its processes may have had already
-        with signals(2.0 if self.dist.world_size > 1 else 0.0) as stop:
+        with catch_signals(2.0 if self.dist.world_size > 1 else 0.0) as stop:
             try:
                 yield stop
             except TrainingInterrupted as e:

@@ -18,48 +18,48 @@ from ..evaluation.samples import near_samples
 from .baselines import supervised_recipe, train_baselines
 from ..methods.base import METHODS
 from ..methods.recipe import MethodRecipe
-from ..methods.supervised.recipe import TagsRecipe
+from ..methods.supervised.recipe import SupervisedRecipe
 from ..models.features import bn_statistics
 from ..models.named import initial_backbone, weights_digest
 from ..models.pretrained import Pretrained
 from ..reports.instability import learning_warning
-from ..reports.kept import kept_run
 from ..reports.reference import curve_verdict
+from ..reports.stored_runs import stored_run
 from ..training.learner import BatchLearner
 from ..training.run_folder import Run
 
 # %% ../../nbs/experiments/40_measure.ipynb #fe606b04
-def _shared(splits, log, most=20_000):
+def _shared(splits, log, maximum=20_000):
     """How many of the test photos, and how many of their captions, also occur in the training set
 
     None for large training sets, where this would take too long
     """
-    if len(splits['train']) > most:
+    if len(splits['train']) > maximum:
         log(
-            f'more than {most:,} photos: it was not checked whether test photos are also in the training set, see '
+            f'more than {maximum:,} photos: it was not checked whether test photos are also in the training set, see '
             f'vlrep.data.duplicates.duplicates'
         )
         return None
-    twins = duplicates(readable(splits['train'], str), splits['test'])
-    hit = len({b for _, b, *_ in twins.same + twins.near})
-    said = sum(c for *_, c in twins.said)
-    if hit or said:
-        log(f'in training and in test: {twins}')
-    return dict(images=hit, captions=said)
+    counterparts = duplicates(readable(splits['train'], str), splits['test'])
+    hit = len({b for _, b, *_ in counterparts.same + counterparts.near})
+    text = sum(c for *_, c in counterparts.captions)
+    if hit or text:
+        log(f'in training and in test: {counterparts}')
+    return dict(images=hit, captions=text)
 
 # %% ../../nbs/experiments/40_measure.ipynb #085ee81a
 def _still(dataset, what, least, run, log):
     "The photos that can be read; a `ValueError` with advice if too many have become unreadable since the run began"
-    said = []
-    good = readable(dataset, said.append)
-    for s in said[:5]:
+    text = []
+    good = readable(dataset, text.append)
+    for s in text[:5]:
         log(s)
-    if len(said) > 5:
-        log(f'left out: {len(said) - 5:,} more')
-    if said and len(good) < least:
+    if len(text) > 5:
+        log(f'left out: {len(text) - 5:,} more')
+    if text and len(good) < least:
         raise ValueError(
-            f'{len(said)} of {len(dataset)} {what} photos cannot be read, and at least {least} must be: '
-            f'{said[0].removeprefix("left out: ")}; the training is done and kept: put the photos back, '
+            f'{len(text)} of {len(dataset)} {what} photos cannot be read, and at least {least} must be: '
+            f'{text[0].removeprefix("left out: ")}; the training is done and kept: put the photos back, '
             f'then: vlrep resume {run}'
         )
     return good
@@ -105,9 +105,9 @@ def _of_training(run, recipe, splits, learn, log):
     num['reference'] = curve_verdict(run.info, rows)
     log(num['reference']['text'])
     for d in dls:
-        if d.damaged:
-            log(d.damage_report())
-    return num, {d.source.ids[r]: why for d in dls for r, why in d.damaged.items()}
+        if d.corrupt:
+            log(d.corrupt_report())
+    return num, {d.source.ids[r]: why for d in dls for r, why in d.corrupt.items()}
 
 
 def _weights_of(info, log):
@@ -134,13 +134,13 @@ def _figures(context, samples):
     return shown
 
 
-def _neighbours(context, before, run, most=1000):
+def _neighbours(context, before, run, maximum=1000):
     "Nearest neighbours among held-out images, before and after training"
     m = context.model
     recipe = context.recipe
     info = context.info
     splits = context.splits
-    few = splits['test'].subset(range(min(len(splits['test']), most)))
+    few = splits['test'].subset(range(min(len(splits['test']), maximum)))
     if len(few) < 2 or 'backbone' not in m.capabilities:
         return {}
     if not before:
@@ -162,18 +162,18 @@ def baseline_facts(
     recipe: MethodRecipe,  # Of the baseline
     data: dict,  # `name` of the dataset
     options: object,  # Its sizes
-) -> dict:  # As `kept_run` compares them
+) -> dict:  # As `stored_run` compares them
     "All facts that the rows of a baseline in the transfer table depend on, except the seed"
     return dict(recipe=asdict(recipe), data=dict(name=data['name'], **{k: getattr(options, k) for k in _SIZES}))
 
 
-def _kept_supervised(recipe, info, options):
+def _supervised_baseline(recipe, info, options):
     "The kept run of the supervised baseline that can be shown with this run, by name; {} if it must be trained"
-    if not getattr(options, 'baselines', False) or options.train_supervised or type(recipe) is TagsRecipe:
+    if not getattr(options, 'baselines', False) or options.train_supervised or type(recipe) is SupervisedRecipe:
         return {}
     if info.get('backbone') or info.get('weights_file') or info.get('accumulate', 1) > 1:
         return {}
-    run = kept_run('supervised', baseline_facts(supervised_recipe(recipe), info['data'], options), info['seed'])
+    run = stored_run('supervised', baseline_facts(supervised_recipe(recipe), info['data'], options), info['seed'])
     return dict(supervised=run) if run else {}
 
 # %% ../../nbs/experiments/40_measure.ipynb #e28adcac
@@ -195,11 +195,11 @@ def measure(
     builder = DATASETS[info['data']['name']]
     num, lost = _of_training(run, recipe, splits, learn, log)
     bad = num['warnings']
-    kept = _kept_supervised(recipe, info, options)
-    bad.update({name: run['warning'] for name, run in kept.items() if run['warning']})
+    remaining = _supervised_baseline(recipe, info, options)
+    bad.update({name: run['warning'] for name, run in remaining.items() if run['warning']})
     if builder.audit:
         splits = {**splits, 'test': _still(splits['test'], 'test', 2, run.path, log)}
-        num.update(damaged=lost, duplicates=_shared(splits, log))
+        num.update(corrupt=lost, duplicates=_shared(splits, log))
 
     def baselines():
         if options.baselines and not nets:
@@ -215,7 +215,7 @@ def measure(
                     warnings=bad,
                     backbone=info.get('backbone'),
                     weights=_weights_of(info, log),
-                    supervised=not kept,
+                    supervised=not remaining,
                 )
             )
         return nets
@@ -231,10 +231,10 @@ def measure(
         stages=stages,
         warnings=bad,
         baselines=baselines,
-        kept=kept,
+        baseline_runs=remaining,
     )
     for e in EVALUATIONS.values():
-        if e.automatic(m.capabilities, builder.answers):
+        if e.automatic(m.capabilities, builder.test_annotations):
             got, samples[e.name] = e.measure(context)
             num.update(got)
     for who, w in bad.items():

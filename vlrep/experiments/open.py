@@ -89,7 +89,7 @@ def open_run(
     device: str | torch.device = 'cpu',  # Device of the model
     plugins: Sequence[FilePath] = (),  # Python files of the run that may be imported, since you trust them
 ) -> Pretrained:
-    "Open a run for use: `m = vlrep.load(run)`, then `m.caption(img)`, `m.embed(img)`, `m.backbone`"
+    "Open a run for use: `m = vlrep.load(run)`, then `m.caption(images)`, `m.embed(images)`, `m.backbone`"
     run = trusted_run(run, plugins)
     if 'finetune' in run.info:
         return resolve('vlrep.experiments.finetune:open_finetuned')(run, which, device)
@@ -102,7 +102,7 @@ def open_run(
         **{'backbone': None, **method.capabilities(model)},
         view=method.held_out_view(recipe),
         side=run.info['side'],
-        tok=tokenizer,
+        tokenizer=tokenizer,
         name=str(run.path),
         no_backbone=method.no_backbone,
         max_len=getattr(recipe, 'max_len', 30),

@@ -36,12 +36,12 @@ def recipe_name(
     data: str,  # One of `DATASETS`
 ) -> str:  # One of `METHODS[method].recipes`
     "The name of the recipe to use"
-    there = METHODS[method].recipes
-    if name in there:
+    recipes = METHODS[method].recipes
+    if name in recipes:
         return name
     if name is not None:
-        raise did_you_mean(f'--recipe of {method}', name, there)
-    return next((n for n in (data, DATASETS[data].recipe) if n in there), 'world')
+        raise did_you_mean(f'--recipe of {method}', name, recipes)
+    return next((n for n in (data, DATASETS[data].recipe) if n in recipes), 'world')
 
 # %% ../../nbs/experiments/20_options.ipynb #a7c2533f
 def missing_annotations(
@@ -69,19 +69,19 @@ def plan(
     name: str,  # One of the method's recipes, or None for the data's default
     changes: list | tuple,  # Texts `field=value`
     data: str,  # One of `DATASETS`
-    parts: list | tuple = None,  # Recipe and sizes to change, those of a run; by default the named ones
+    dataclasses: list | tuple = None,  # Recipe and sizes to change, those of a run; by default the named ones
     *,
     backbone: str = None,  # A name for `named_backbone`, such as resnet18
 ) -> tuple:  # Recipe and sizes, as changed
     "The parsed options; a `ValueError` names the option that is wrong"
     one_of('--data', data, DATASETS)
     one_of('--method', method, METHODS)
-    if parts is None:
-        parts = [get_recipe(method, recipe_name(method, name, data)), DATASETS[data].options]
+    if dataclasses is None:
+        dataclasses = [get_recipe(method, recipe_name(method, name, data)), DATASETS[data].options]
     names = {c.split('=')[0].strip() for c in changes}
     if backbone:
-        parts = [_with_shape(parts[0], backbone, names), parts[1]]
-    recipe, options = map(check_fields, override_all(parts, changes))
+        dataclasses = [_with_shape(dataclasses[0], backbone, names), dataclasses[1]]
+    recipe, options = map(check_fields, override_all(dataclasses, changes))
     if 'task' in names:
         raise ValueError('--task: the method decides it, see --method')
     DATASETS[data].check_options(options, names)

@@ -118,9 +118,9 @@ def _new_schedule(run, learn, step):
 
 def _continue(learn, run, at, regroup, inexact, log):
     "Put a fresh learner where the run was"
-    limit = learn.dls.valid.max_damaged
-    if learn.dist.is_main and run.info.get('max_damaged') != limit:
-        run.change(dict(max_damaged=limit))
+    limit = learn.dls.valid.max_corrupt
+    if learn.dist.is_main and run.info.get('max_corrupt') != limit:
+        run.change(dict(max_corrupt=limit))
     alone = not run.saved() and at != 'best'
     step = resume_training(learn, run, at, regroup)
     if run.unfinished() and (run / 'result.jsonl').exists():
@@ -170,12 +170,12 @@ def _tokenizer(run, method, recipe, splits):
     begun = run.saved() or (run / 'best').is_dir() or 'tokenizer.model' in run.info.get('parts', {})
     if begun and (run / 'tokenizer.model').exists():
         return Tokenizer.load(run.part('tokenizer.model'))
-    tok = method.train_tokenizer(recipe, splits['train'])
-    if tok is None:
+    tokenizer = method.train_tokenizer(recipe, splits['train'])
+    if tokenizer is None:
         return None  # this recipe reads no text
-    tok.save(run / 'tokenizer.model')
+    tokenizer.save(run / 'tokenizer.model')
     run.keep_part('tokenizer.model')
-    return tok
+    return tokenizer
 
 
 def _check_data(method, spec, splits, log):
@@ -211,7 +211,7 @@ def _open_parts(job, spec, method, old, inexact):
             spec.root,
             seed=spec.seed,
             log=job.log,
-            max_damaged=job.runtime.max_damaged,
+            max_corrupt=job.runtime.max_corrupt,
         )
     if not old:
         return splits
@@ -238,7 +238,7 @@ def _open_run(job, spec, facts, notes, plugins, out, old):
         notes=notes,
         workers=runtime.workers,
         save_every=runtime.save_every,
-        max_damaged=runtime.max_damaged,
+        max_corrupt=runtime.max_corrupt,
         **found,
         **facts,
     )
@@ -250,11 +250,11 @@ def _train(job, run, method, splits, facts, *, old, at, inexact):
     log = job.log
     main = job.dist.is_main
     regroup = job.dist.objects(main and bool(old) and _record_changes(run, facts, inexact, log))[0]
-    tok = None
+    tokenizer = None
     if method.tokenizer:
         with job.stages('tokenizer'), job.dist.main_first():
-            tok = _tokenizer(run, method, spec.recipe, splits) if main else tokenizer_of(run, spec.recipe)
-    if main and (lines := caption_lines(spec.recipe, method.collator(spec.recipe, tok), splits)):
+            tokenizer = _tokenizer(run, method, spec.recipe, splits) if main else tokenizer_of(run, spec.recipe)
+    if main and (lines := caption_lines(spec.recipe, method.collator(spec.recipe, tokenizer), splits)):
         for line in lines:
             log(line)
         run.change(dict(notes=[*(run.info.get('notes') or []), *lines]))
@@ -268,7 +268,7 @@ def _train(job, run, method, splits, facts, *, old, at, inexact):
         if old:
             _continue(learn, run, at, regroup, inexact, log)
 
-    with job.stages(method.stage or method.name), job.signals(run) as stop:
+    with job.stages(method.stage or method.name), job.catch_signals(run) as stop:
         cbs = [StopOnSignal(stop)]
         rows = max(1, min(50, spec.recipe.steps // 24))  # more than twenty rows of the log, also in a short training
         logger = CSVLogger(run / 'log.csv', rows, log=log)
@@ -282,7 +282,7 @@ def _train(job, run, method, splits, facts, *, old, at, inexact):
             spec.recipe,
             splits,
             spec.data,
-            tok,
+            tokenizer,
             seed=spec.seed,
             precision=job.learner_precision,
             cbs=cbs,
@@ -290,7 +290,7 @@ def _train(job, run, method, splits, facts, *, old, at, inexact):
             accumulate=spec.accumulate,
             workers=job.runtime.workers,
             begin=begin,
-            max_damaged=job.runtime.max_damaged,
+            max_corrupt=job.runtime.max_corrupt,
         )
         if stop.got:  # it came as the last checkpoint was written
             raise TrainingInterrupted(stop.got, learn.train_state.step)
@@ -383,10 +383,10 @@ def run_checks(
     if spec.threads:
         torch.set_num_threads(spec.threads)
     method = with_backbone(METHODS[spec.method], spec.backbone, spec.weights_file, log)
-    same = dict(seed=spec.seed, log=log, max_damaged=runtime.max_damaged)
+    same = dict(seed=spec.seed, log=log, max_corrupt=runtime.max_corrupt)
     splits = open_splits(method, spec.recipe, spec.options, spec.data, spec.root, **same)
     _check_data(method, spec, splits, log)
-    same |= dict(tok=method.train_tokenizer(spec.recipe, splits['train']), precision=spec.precision)
+    same |= dict(tokenizer=method.train_tokenizer(spec.recipe, splits['train']), precision=spec.precision)
     if what == 'overfit':
         return overfit(method, spec.recipe, splits, spec.data, **same)
     more = dict(accumulate=spec.accumulate, workers=runtime.workers)

@@ -14,13 +14,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ..core.fields import damage_limit
+from ..core.fields import corrupt_limit
 from ..core.files import FilePath, brief
 from ..core.progress import progress
 from ..core.registry import load_plugin
 from ..data.image_files import files_below, some_of
 from ..data.loader import TooManyDamaged
-from ..data.records import DamagedImage, open_image
+from ..data.records import CorruptImage, open_image
 from ..data.regions import RegionStore, RegionWriter, convert_regions
 from ..data.shards import IMAGE_SUFFIXES
 from ..data.tasks import read_labels
@@ -54,9 +54,9 @@ def write_regions(
     about: dict,  # How the features are made; a store of another kind is refused
     *,
     half: bool = False,  # In float16?
-    max_damaged: int
+    max_corrupt: int
     | float
-    | str = None,  # Photos that may be unreadable: a number (20) or a share (.05), see `damage_limit`
+    | str = None,  # Photos that may be unreadable: a number (20) or a share (.05), see `corrupt_limit`
     log: Callable = print,  # Called with progress messages
 ) -> RegionStore:
     """Store the regions of every photo below a folder; photos that cannot be read are left out, counted and named
@@ -71,18 +71,18 @@ def write_regions(
         done = sum(p in w for p in photos)
         if done:
             log(f'{out}: {done} of {len(photos)} photos are there, continuing')
-        limit = damage_limit(len(photos), max_damaged)
+        limit = corrupt_limit(len(photos), max_corrupt)
         bad = []
         for name in progress([p for p in photos if p not in w or p in w.left_out], label='photos'):
             try:
-                img = open_image(Path(folder) / name)
-            except DamagedImage as e:
+                image = open_image(Path(folder) / name)
+            except CorruptImage as e:
                 if name not in w:
                     w.leave_out(name, str(e).removeprefix(f'{folder}/'))
                 bad.append(w.left_out[name])
                 _few_damaged(bad, limit, photos, folder)
             else:
-                w.add(name, *source(img), image=img)
+                w.add(name, *source(image), image=image)
         if not len(w):
             raise ValueError(
                 f'{folder}: not one of {len(photos)} photos can be read: {next(iter(w.left_out.values()))}'
@@ -97,7 +97,7 @@ def _few_damaged(bad, limit, photos, folder):
     if len(bad) > limit:
         raise TooManyDamaged(
             f'{folder}: {len(bad)} of {len(photos)} photos cannot be read, at most {limit} may be so '
-            f'({some_of(bad)}); restore or remove them, or allow more: --max-damaged NUMBER'
+            f'({some_of(bad)}); restore or remove them, or allow more: --max-corrupt NUMBER'
         )
 
 
@@ -110,9 +110,12 @@ def _there(store, folder, photos, about, log):
             f'{store.folder}: is there already, without {len(lost)} of {len(photos)} photos: '
             f'{some_of(lost)}; choose a new folder'
         )
-    there = [p for p in photos if p not in store.left_out]
+    photos_left = [p for p in photos if p not in store.left_out]
     store.check_pictures(
-        store.rows(there), lambda i: np.asarray(open_image(Path(folder) / there[i])), there.__getitem__, str(folder)
+        store.rows(photos_left),
+        lambda i: np.asarray(open_image(Path(folder) / photos_left[i])),
+        photos_left.__getitem__,
+        str(folder),
     )
     log(f'{store.folder}: is there already, nothing to do')
     _report(store, log)
@@ -155,7 +158,7 @@ def _class_names(given, n, known, who):
     return labels
 
 # %% ../../nbs/experiments/72_region_files.ipynb #a7c01e31
-def _source(by, *, model, backbone, weights, most, size, which, device, classes, log):
+def _source(by, *, model, backbone, weights, max_regions, size, which, device, classes, log):
     "The function that extracts regions, and how the store describes it"
     if by == 'detector':
         net, names = load_detector(model, weights or 'DEFAULT')
@@ -167,8 +170,8 @@ def _source(by, *, model, backbone, weights, most, size, which, device, classes,
         )
         file = weights_digest(weights) if weights and Path(weights).is_file() else weights or 'DEFAULT'
         return (
-            DetectorRegions(net, most or 100, names=names, device=device),
-            dict(by='detector', model=model, weights=file, most=most or 100),
+            DetectorRegions(net, max_regions or 100, names=names, device=device),
+            dict(by='detector', model=model, weights=file, max_regions=max_regions or 100),
         )
     if by == 'grid':
         net = named_backbone(backbone, weights=weights, log=log)
@@ -200,12 +203,12 @@ def tensors_digest(
     return h.hexdigest()[:16]
 
 # %% ../../nbs/experiments/72_region_files.ipynb #67720013
-def _converted(folder, out, classes, max_damaged, **kw):
+def _converted(folder, out, classes, max_corrupt, **kw):
     "A published store, converted; `classes` are counted or named"
     names = [] if classes is None or str(classes).isdecimal() else read_labels(classes, '--classes')
     n = len(names) or int(classes or 0)
-    most = 0.0 if max_damaged is None else lambda n: damage_limit(n, max_damaged)
-    return convert_regions(folder, out, classes=n, names=names, damaged=most, **kw)
+    max_regions = 0.0 if max_corrupt is None else lambda n: corrupt_limit(n, max_corrupt)
+    return convert_regions(folder, out, classes=n, names=names, max_corrupt=max_regions, **kw)
 
 
 def make_regions(
@@ -216,12 +219,12 @@ def make_regions(
     model: str = 'fasterrcnn_resnet50_fpn',  # Detector of torchvision
     backbone: str = 'resnet50',  # For the grid: as for `named_backbone`
     weights: FilePath = None,  # A file; of a detector also what torchvision calls them (DEFAULT)
-    most: int = None,  # Regions per photo; 100 for a detector by default
+    max_regions: int = None,  # Regions per photo; 100 for a detector by default
     size: int = None,  # Side in pixels that photos are stretched to for cells; 224, or that of the run
     which: str | int = 'best',  # Checkpoint of the run
     half: bool = False,  # In float16?
     classes: int | FilePath = None,  # Of a detector or of files: how many, or a file of their names, which must fit
-    max_damaged: int
+    max_corrupt: int
     | float
     | str = None,  # Photos that may be unreadable, as for `write_regions`; of files none by default
     device: str = None,  # cpu, cuda; by default the GPU if there is one
@@ -231,20 +234,20 @@ def make_regions(
     "Store the regions of a folder of photos; a `ValueError` says which option does not go with the others"
     for file in plugins:
         load_plugin(file)
-    given = dict(weights=weights, most=most, size=size, classes=classes)
-    odd = dict(detector=['size'], grid=['most', 'classes'], files=['weights', 'size'])
-    for k in odd.get(by, ['weights', 'most', 'classes']):
+    given = dict(weights=weights, max_regions=max_regions, size=size, classes=classes)
+    odd = dict(detector=['size'], grid=['max_regions', 'classes'], files=['weights', 'size'])
+    for k in odd.get(by, ['weights', 'max_regions', 'classes']):
         if given[k] is not None:
-            raise ValueError(f'--{k}: has no meaning with --by {by}')
-    for k, v in dict(most=most, size=size).items():
+            raise ValueError(f'--{k.replace("_", "-")}: has no meaning with --by {by}')
+    for k, v in dict(max_regions=max_regions, size=size).items():
         if v is not None and v < 1:
-            raise ValueError(f'--{k} {v}: at least 1')
+            raise ValueError(f'--{k.replace("_", "-")} {v}: at least 1')
     try:
-        damage_limit(1, max_damaged)
+        corrupt_limit(1, max_corrupt)
     except ValueError as e:
-        raise ValueError(f'--max-damaged: {e}') from None
+        raise ValueError(f'--max-corrupt: {e}') from None
     if by == 'files':
-        return _converted(folder, out, classes, max_damaged, half=half, most=most, log=log)
+        return _converted(folder, out, classes, max_corrupt, half=half, max_regions=max_regions, log=log)
     find_photos(folder)
     device = device or ('cuda' if torch.cuda.is_available() else 'cpu')
     source, about = _source(
@@ -252,11 +255,11 @@ def make_regions(
         model=model,
         backbone=backbone,
         weights=weights,
-        most=most,
+        max_regions=max_regions,
         size=size,
         which=which,
         device=device,
         classes=classes,
         log=log,
     )
-    return write_regions(folder, out, source, about, half=half, max_damaged=max_damaged, log=log)
+    return write_regions(folder, out, source, about, half=half, max_corrupt=max_corrupt, log=log)

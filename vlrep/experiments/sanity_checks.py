@@ -50,10 +50,10 @@ class _Watch(BaseCallback):
 
     order = 90
 
-    def __init__(self, n, warm, parts):
+    def __init__(self, n, warm, micro_batches):
         self.n = n
         self.warm = warm
-        self.parts = parts
+        self.parts = micro_batches
         self.seconds = []
         self.since = None
 
@@ -121,9 +121,11 @@ def _long(s):
     )
 
 # %% ../../nbs/experiments/50_sanity_checks.ipynb #cd6e85b1
-def _try_out(method, recipe, splits, data, tok, *, seed, precision, accumulate, workers, steps, warm, max_damaged=None):
+def _try_out(
+    method, recipe, splits, data, tokenizer, *, seed, precision, accumulate, workers, steps, warm, max_corrupt=None
+):
     "Run some real steps with a network that is discarded; returns the learner and the callback with their times"
-    watch = _Watch(steps, warm, accumulate)
+    callback = _Watch(steps, warm, accumulate)
     made = []
     try:
         train_on(
@@ -131,26 +133,26 @@ def _try_out(method, recipe, splits, data, tok, *, seed, precision, accumulate, 
             recipe,
             splits,
             data,
-            tok,
+            tokenizer,
             seed=seed,
             precision=precision,
-            cbs=[watch],
+            cbs=[callback],
             log=lambda s: None,
             accumulate=accumulate,
             workers=workers,
             begin=made.append,
-            max_damaged=max_damaged,
+            max_corrupt=max_corrupt,
         )
     except _Enough:
         pass
     finally:
         for d in made[0].dls if made else []:
             getattr(d, 'close', lambda: None)()
-    return made[0], watch
+    return made[0], callback
 
 
 @torch.no_grad()
-def _look_time(learn, most=3):
+def _look_time(learn, max_looks=3):
     "Seconds for all held-out images, from a few batches"
     learn.model.eval()
     times = []
@@ -160,7 +162,7 @@ def _look_time(learn, most=3):
         now = time.perf_counter()
         times.append(now - t)
         t = now
-        if i + 1 == most:
+        if i + 1 == max_looks:
             break
     learn.dls.valid.seek(0)
     return float(np.median(times)) * len(learn.dls.valid)
@@ -173,7 +175,7 @@ def dry_run(
     splits: dict,  # Datasets `train` and `valid`
     data: str = 'world',  # One of `DATASETS`
     *,
-    tok: 'Tokenizer' = None,  # Tokenizer, for methods that read captions
+    tokenizer: 'Tokenizer' = None,  # Tokenizer, for methods that read captions
     seed: int = 0,  # Of the weights and the order
     precision: str = 'auto',  # As for the run
     accumulate: int = 1,  # Parts of a batch
@@ -181,29 +183,29 @@ def dry_run(
     log: callable = print,  # Called with each line
     steps: int = 20,  # Steps that are timed
     warm: int = 3,  # Steps before them
-    max_damaged: int | float | str = None,  # As for the run
+    max_corrupt: int | float | str = None,  # As for the run
 ) -> dict:  # The numbers; times in seconds, memory in bytes
     """Parameters, memory and time of a run, estimated from a few steps that are discarded
 
     A `ValueError` with advice if the memory is too small
     """
-    learn, watch = _try_out(
+    learn, callback = _try_out(
         method,
         recipe,
         splits,
         data,
-        tok,
+        tokenizer,
         seed=seed,
         precision=precision,
         accumulate=accumulate,
         workers=workers,
         steps=steps,
         warm=warm,
-        max_damaged=max_damaged,
+        max_corrupt=max_corrupt,
     )
     mem = _peak()
     model = learn.model
-    t = watch.steps()
+    t = callback.steps()
     mid, low, high = (float(np.quantile(t, q)) for q in (0.5, 0.25, 0.75))
 
     def count(m):
@@ -238,7 +240,7 @@ def dry_run(
 # %% ../../nbs/experiments/50_sanity_checks.ipynb #d0854ad5
 def _plan_lines(n, options):
     "The plan in words"
-    parts = '' if n['at_a_time'] == n['bs'] else f', {n["at_a_time"]} at a time'
+    micro_batches = '' if n['at_a_time'] == n['bs'] else f', {n["at_a_time"]} at a time'
     where = 'on the GPU, all tensors' if torch.cuda.is_available() else 'the whole process'
     after = (
         'the supervised baseline and the transfer table' if getattr(options, 'baselines', False) else 'the measurements'
@@ -246,7 +248,7 @@ def _plan_lines(n, options):
     look = _long(n['look']) if n['look'] >= 1 else f'{n["look"]:.1f} s'
     return [
         f'parameters   {n["parameters"]:,}, of which the backbone has {n["backbone_parameters"]:,}',
-        f'batch        {n["bs"]} images a step{parts}',
+        f'batch        {n["bs"]} images a step{micro_batches}',
         f'steps        {n["steps"]:,}: {n["epochs"]:.3g} epochs of {n["images"]:,} images, {n["views"]:,} image views',
         f'memory       {_room(n["memory"])} at the most ({where})',
         f'checkpoint   {_room(n["checkpoint"])}; a run keeps the best one and the last three',
@@ -310,7 +312,7 @@ class _Until(BaseCallback):
             stop_fit(self.learn, _Enough())
 
 
-def _same_view(method, recipe, splits, n, tok, *, data, steps, max_damaged):
+def _same_view(method, recipe, splits, n, tokenizer, *, data, steps, max_corrupt):
     "Recipe and loaders of one fixed batch; the validation set is a single image"
     few = splits['train'].subset(np.arange(min(n, len(splits['train']))))
     if few.captions is not None:
@@ -321,7 +323,7 @@ def _same_view(method, recipe, splits, n, tok, *, data, steps, max_damaged):
         if hasattr(recipe, k)
     }
     kw = dict(
-        collate=method.collator(recipe, tok), aug=EvalTransform(recipe.size), bs=len(few), max_damaged=max_damaged
+        collate=method.collator(recipe, tokenizer), aug=EvalTransform(recipe.size), bs=len(few), max_corrupt=max_corrupt
     )
     return replace(recipe, **calm), DataLoaders(
         StatefulLoader(few, train=True, shuffle=False, flip_p=0.0, **kw), StatefulLoader(few.subset([0]), **kw)
@@ -332,8 +334,8 @@ def _usual(method, recipe, data, steps):
     "How the steps compare with those of the reference runs, for the end of a line; '' if there are none"
     if METHODS.get(method.name) is not method:
         return ''
-    said = overfit_verdict(dict(method=method.name, recipe=recipe_dict(recipe), data=dict(name=data)), steps)
-    return said and f'; {said}'
+    verdict = overfit_verdict(dict(method=method.name, recipe=recipe_dict(recipe), data=dict(name=data)), steps)
+    return verdict and f'; {verdict}'
 
 # %% ../../nbs/experiments/50_sanity_checks.ipynb #bf4b895e
 def overfit(
@@ -341,7 +343,7 @@ def overfit(
     recipe: 'MethodRecipe',  # Its recipe
     splits: dict,  # Datasets; of `train`, the first `n` images are used
     data: str = 'world',  # One of `DATASETS`
-    tok: 'Tokenizer' = None,  # Tokenizer, for methods that read captions
+    tokenizer: 'Tokenizer' = None,  # Tokenizer, for methods that read captions
     *,
     seed: int = 0,  # Of the weights
     precision: str = 'auto',  # As for the run
@@ -349,16 +351,16 @@ def overfit(
     n: int = 16,  # Images
     steps: int = 600,  # Steps at the most
     part: float = 0.02,  # What may remain of the distance between the first loss and the lowest possible
-    max_damaged: int | float | str = None,  # How many of the `n` images may be unreadable, see `damage_limit`
+    max_corrupt: int | float | str = None,  # How many of the `n` images may be unreadable, see `corrupt_limit`
 ) -> bool:  # Was the batch learned?
     "Overfit one batch; False, and a line with advice, if that fails"
-    calm, dls = _same_view(method, recipe, splits, n, tok, data=data, steps=steps, max_damaged=max_damaged)
+    calm, dls = _same_view(method, recipe, splits, n, tokenizer, data=data, steps=steps, max_corrupt=max_corrupt)
     learn = make_learner(method, calm, dls, seed=seed, precision=precision)
     batch = dls.train.one_batch()[0]
     with torch.no_grad():
         out = learn.model.eval()(batch)
-    watch = _Until(lowest_loss(learn.loss_func.counted, out, batch), part)
-    learn.add_cbs([watch, ProgressLogger(noop, every=steps)])
+    callback = _Until(lowest_loss(learn.loss_func.counted, out, batch), part)
+    learn.add_cbs([callback, ProgressLogger(noop, every=steps)])
 
     def usual(took):
         return _usual(method, recipe, data, took) if (n, part) == (16, 0.02) else ''
@@ -368,15 +370,16 @@ def overfit(
         learn.fit_steps(steps)
     except _Enough:
         log(
-            f'overfitted: {calm.bs} images, loss {watch.losses[0]:.3f} -> {watch.now():.3f} in '
-            f'{len(watch.losses)} steps (lowest possible loss {watch.floor:.3f})' + usual(len(watch.losses))
+            f'overfitted: {calm.bs} images, loss {callback.losses[0]:.3f} -> {callback.now():.3f} in '
+            f'{len(callback.losses)} steps (lowest possible loss {callback.floor:.3f})' + usual(len(callback.losses))
         )
         return True
     except ValueError as e:
         why = f' ({e})'
     end = (
-        f'loss {watch.losses[0]:.3f} -> {watch.now():.3f} in {len(watch.losses)} steps, {watch.goal():.3f} was wanted'
-        if watch.losses
+        f'loss {callback.losses[0]:.3f} -> {callback.now():.3f} in {len(callback.losses)} steps, '
+        f'{callback.goal():.3f} was wanted'
+        if callback.losses
         else 'not a single step was made'
     )
     log(

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
-from ..core.fields import check_fields, damage_limit, field_rows
+from ..core.fields import check_fields, corrupt_limit, field_rows
 from ..core.files import FilePath
 from ..core.registry import check_plugins, load_plugin, resolve
 from ..core.run_facts import read_run_facts
@@ -121,8 +121,8 @@ class RunSpec:
 
     def facts(self) -> dict:  # What JSON can hold
         "The specification as `recipe.json` keeps it"
-        kept = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ('recipe', 'data', 'options')}
-        return dict(kept, recipe=recipe_dict(self.recipe), data=dict(name=self.data, **recipe_dict(self.options)))
+        remaining = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ('recipe', 'data', 'options')}
+        return dict(remaining, recipe=recipe_dict(self.recipe), data=dict(name=self.data, **recipe_dict(self.options)))
 
 # %% ../../nbs/experiments/25_spec.ipynb #d60c0f20
 def run_spec(
@@ -211,8 +211,8 @@ class FinetuneSpec:
     def facts(self) -> dict:  # What JSON can hold
         "The specification as `recipe.json` keeps it under `finetune`"
         aside = 'plan', 'options', 'seed', 'precision', 'threads', 'accumulate'
-        kept = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in aside}
-        return dict(kept, plan=recipe_dict(self.plan), sizes=self.options and recipe_dict(self.options))
+        remaining = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in aside}
+        return dict(remaining, plan=recipe_dict(self.plan), sizes=self.options and recipe_dict(self.options))
 
 
 def _in_proportion(base, plan, changed):
@@ -246,13 +246,13 @@ def finetune_spec(
 
 # %% ../../nbs/experiments/25_spec.ipynb #a849f01b
 def check_damage(
-    max_damaged: int | float | str | None = None,  # See `damage_limit`
+    max_corrupt: int | float | str | None = None,  # See `corrupt_limit`
 ) -> None:
     "Raise a `ValueError` that names the option if its value is invalid"
     try:
-        damage_limit(1, max_damaged)
+        corrupt_limit(1, max_corrupt)
     except ValueError as e:
-        raise ValueError(f'--max-damaged: {e}') from None
+        raise ValueError(f'--max-corrupt: {e}') from None
 
 
 @dataclass(frozen=True)
@@ -261,14 +261,14 @@ class Runtime:
 
     workers: int = 0  # Processes that load images in advance
     save_every: int = 0  # Steps between checkpoints within an epoch; 0: only at its end
-    max_damaged: int | float | str | None = None  # Photos that may be unreadable: a number (20) or a share (0.05, 5%),
-    # see `damage_limit`; by default 10, a quarter of fewer than 40, 1 % of more than 1000
+    max_corrupt: int | float | str | None = None  # Photos that may be unreadable: a number (20) or a share (0.05, 5%),
+    # see `corrupt_limit`; by default 10, a quarter of fewer than 40, 1 % of more than 1000
     tracker: str | None = None  # One of `TRACKERS`, which gets the losses, too
     timeout: int = 600  # Of several processes: seconds after which one gives up waiting for the others
 
     def __post_init__(self):
         _check_numbers(self)
-        check_damage(self.max_damaged)
+        check_damage(self.max_corrupt)
         if self.tracker:
             check_tracker(self.tracker)
 
@@ -304,27 +304,33 @@ def _recorded_pretraining(facts, path):
     recipe = recorded_recipe(facts, path)
     options = recorded_options(facts, path)
     try:
-        kept = {k: facts[k] for k in ('root', 'seed', 'precision', 'threads', 'backbone', 'weights_file') if k in facts}
+        remaining = {
+            k: facts[k] for k in ('root', 'seed', 'precision', 'threads', 'backbone', 'weights_file') if k in facts
+        }
         name = recipe_name(facts['method'], facts.get('name'), facts['data']['name'])
         accumulate = facts.get('accumulate', 1)
-        return RunSpec(facts['method'], name, recipe, facts['data']['name'], options, accumulate=accumulate, **kept)
+        return RunSpec(
+            facts['method'], name, recipe, facts['data']['name'], options, accumulate=accumulate, **remaining
+        )
     except ValueError as e:
         raise ValueError(f'{path}: {e}') from e
 
 
 def _recorded_finetuning(facts, path):
-    kept = facts['finetune']
-    one_of(f'task in {path}', kept['task'], TASKS)
-    one_of(f'data in {path}', kept['data'], TASKS[kept['task']].sources)
-    source = TASKS[kept['task']].source(kept['data'])
+    remaining = facts['finetune']
+    one_of(f'task in {path}', remaining['task'], TASKS)
+    one_of(f'data in {path}', remaining['data'], TASKS[remaining['task']].sources)
+    source = TASKS[remaining['task']].source(remaining['data'])
     try:
-        finetune_plan = check_fields(recipe_from_dict(FinetunePlan, kept['plan']))
-        options = source.options and check_fields(recipe_from_dict(type(source.options), kept.get('sizes')))
-        same = {k: kept.get(k) for k in ('root', 'labels_file', 'region_files')}
+        finetune_plan = check_fields(recipe_from_dict(FinetunePlan, remaining['plan']))
+        options = source.options and check_fields(recipe_from_dict(type(source.options), remaining.get('sizes')))
+        same = {k: remaining.get(k) for k in ('root', 'labels_file', 'region_files')}
         same |= {k: facts[k] for k in ('seed', 'precision', 'threads')}
         accumulate = facts.get('accumulate', 1)
-        spec = FinetuneSpec(kept['run'], kept['task'], kept['data'], finetune_plan, options, accumulate=accumulate)
-        return replace(spec, which=kept['which'], **same)
+        spec = FinetuneSpec(
+            remaining['run'], remaining['task'], remaining['data'], finetune_plan, options, accumulate=accumulate
+        )
+        return replace(spec, which=remaining['which'], **same)
     except (ValueError, TypeError, AttributeError) as e:
         raise ValueError(f'{path}: damaged, finetune: {e}') from None
 
@@ -345,6 +351,6 @@ def recorded_runtime(
     "How a run was started, as its `recipe.json` keeps it"
     facts = read_run_facts(run)
     try:
-        return Runtime(**{k: facts[k] for k in ('workers', 'save_every', 'max_damaged') if k in facts})
+        return Runtime(**{k: facts[k] for k in ('workers', 'save_every', 'max_corrupt') if k in facts})
     except ValueError as e:
         raise ValueError(f'{Path(run) / "recipe.json"}: {e}') from e

@@ -22,11 +22,11 @@ def open_splits(
     *,
     seed: int = 0,  # Of the run; with `part_seed=-1` it also selects the training subset
     log: callable = print,  # Called with what is left out
-    max_damaged: int | float | str = None,  # How many photos and rows may be missing or unusable, see `damage_limit`
+    max_corrupt: int | float | str = None,  # How many photos and rows may be missing or unusable, see `corrupt_limit`
 ) -> dict:  # Datasets `train`, `valid`, `test`
     "Open the training, validation and test set of a dataset, with the annotations that a method uses"
     wanted = method.needs(recipe) | method.wants(recipe)
     if getattr(options, 'part_seed', 0) < 0:
         options = replace(options, part_seed=seed)
     builder = DATASETS[data]
-    return builder.open(options, root, builder.stored_size(recipe.size), wanted, log, max_damaged)
+    return builder.open(options, root, builder.stored_size(recipe.size), wanted, log, max_corrupt)

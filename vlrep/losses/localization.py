@@ -42,12 +42,12 @@ def localisation_loss(
     # (b,s,cells)
     m = attn.float().flatten(2)
     t = mask.float().flatten(2)
-    kept = t.any(2)  # (b,s)
-    some = kept.any(1)  # (b,)
+    real = t.any(2)  # (b,s)
+    some = real.any(1)  # (b,)
     if norm != 'row':
         if norm == 'tensor_l1':
             t = t / t.sum(2, keepdim=True).clamp(min=1)
-        m, t = ((x * kept[..., None]).flatten(1)[:, None] for x in (m, t))
-        kept = some[:, None]  # one long row a sample
+        m, t = ((x * real[..., None]).flatten(1)[:, None] for x in (m, t))
+        real = some[:, None]  # one long row a sample
     d = ((F.normalize(m, dim=2) - F.normalize(t, dim=2)).square().sum(2) + eps).sqrt()  # (b,s) or (b,1)
-    return (d * kept).sum(1).div(kept.sum(1).clamp(min=1)).sum(), some.sum()
+    return (d * real).sum(1).div(real.sum(1).clamp(min=1)).sum(), some.sum()

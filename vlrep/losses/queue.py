@@ -63,15 +63,15 @@ def tag_nce(
     temperature: float = 0.07,
     ignore: Tensor = None,  # As for `queue_nce`; positives are never ignored
     *,
-    own: bool = True,  # Is the positive key always counted? Else images without other positives do not count
+    include_own: bool = True,  # Is the positive key always counted? Else images without other positives do not count
     rows: Tensor = None,  # As for `queue_nce`
 ) -> tuple:  # Total nats (), number of queries ()
     "Cross-entropy of each query, averaged over all of its positives (MCT eq. 5)"
     x = _logits(pos, neg, temperature, None if ignore is None else ignore & ~same)
-    answer = torch.cat([torch.full_like(same[:, :1], own), same], 1)
+    answer = torch.cat([torch.full_like(same[:, :1], include_own), same], 1)
     n = answer.sum(1)
     each = x.logsumexp(1) - x.masked_fill(~answer, 0).sum(1) / n.clamp(min=1)
-    if not own:
+    if not include_own:
         rows = n > 0 if rows is None else rows & (n > 0)
     return _added(each, rows)
 

@@ -8,19 +8,19 @@ __all__ = ['SMALL_CONCEPTS', 'VGG_CONCEPTS', 'ConceptRecipe', 'concept_photos']
 # %% ../../nbs/methods/02_concept_recipe.ipynb #c16ffa72
 from dataclasses import dataclass, replace
 
-from ..core.fields import Choice, Fraction, Int, Share
+from ..core.fields import Choice, Fraction, Int, UnitInterval
 from vlrep.methods.recipe import (
     Batch,
     Channels,
+    Count,
     Decay,
-    Every,
+    GradientNorm,
+    ImageSize,
     MethodRecipe,
     Momentum,
-    Norm2,
     OnOff,
     Rate,
     ResNet,
-    Side,
     StepCount,
     TextRecipe,
     WarmUp,
@@ -45,18 +45,18 @@ class ConceptRecipe(TextRecipe):
     visual_width: Channels = 64  # Channels of its first stage
     net: _Net = 'resnet'  # resnet, or vgg16 (sec. 4): add --backbone torchvision/vgg16
     parts: _Parts = 'nn_adj_vb'  # Nouns, and adjectives, and verbs (sec. 3.1)
-    top_k: Every = 5000  # Number of words, the most frequent ones (tab. 4), or of clusters or topics; 0: all
+    top_k: Count = 5000  # Number of words, the most frequent ones (tab. 4), or of clusters or topics; 0: all
     min_count: _Count = 1  # How often a word must be tagged as one of the parts
     tagger: _Tagger = 'pattern'  # Part-of-speech tagger: pattern, or spacy (sec. 3.1), if a model is installed
     min_tokens: _Count = 3  # Fewest tokens of a caption that is read (sec. 4); for tag prediction words
     max_tokens: _Count = 25  # Most tokens of a caption that is read (sec. 4); for tag prediction words
     tag_head: _TagHead = 'mlp'  # Classifier of concepts: mlp for ResNet, conv for VGG16 (sec. 4), or linear
     tag_width: _Hidden = 0  # Its hidden width; 0: that of the grid (not said)
-    size: Side = 224  # Side of the input images (app. F.2, of the evaluation)
+    size: ImageSize = 224  # Side of the input images (app. F.2, of the evaluation)
     scale_min: Fraction = 0.2  # Random crops keep at least this part of the area (not said)
-    jitter: Share = 0.0  # Change of brightness, contrast, saturation; hue a quarter of it (not said)
-    jitter_p: Share = 0.0  # How often colours are changed (not said)
-    flip_p: Share = 0.5  # How often images are mirrored, with left and right swapped in the words (not said)
+    jitter: UnitInterval = 0.0  # Change of brightness, contrast, saturation; hue a quarter of it (not said)
+    jitter_p: UnitInterval = 0.0  # How often colours are changed (not said)
+    flip_p: UnitInterval = 0.5  # How often images are mirrored, with left and right swapped in the words (not said)
     bs: Batch = 128  # Images a step (supplement)
     steps: StepCount = 100_000  # Steps (supplement)
     warmup: WarmUp = 0  # Steps of linear warm-up of the learning rate (none is mentioned)
@@ -66,7 +66,7 @@ class ConceptRecipe(TextRecipe):
     lr: Rate = 0.03  # Peak learning rate of everything else (supplement)
     momentum: Momentum = 0.9  # Of SGD (supplement); for radam its first beta
     wd: Decay = 1e-4  # Weight decay (supplement)
-    clip: Norm2 = 0.0  # Largest norm of the gradient; 0 for none (none is mentioned)
+    clip: GradientNorm = 0.0  # Largest norm of the gradient; 0 for none (none is mentioned)
     sync_bn: OnOff = False  # With several processes: BatchNorm over the images of all, or of each by itself
 
     def problems(self) -> 'Iterator[str]':

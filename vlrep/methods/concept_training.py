@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['recipe_normalisation', 'recipe_words', 'recipe_targets', 'concept_optimizer', 'concept_schedule', 'concept_backbone',
-           'FrozenStart', 'still_grid']
+           'BackboneWarmup', 'frozen_features']
 
 # %% ../../nbs/methods/08_concept_training.ipynb #c4ba50f7
 from collections.abc import Callable
@@ -105,7 +105,7 @@ def concept_backbone(
     return make_backbone(recipe.visual_depth, recipe.visual_width, seed)
 
 # %% ../../nbs/methods/08_concept_training.ipynb #f463a3c9
-class FrozenStart(BaseCallback):
+class BackboneWarmup(BaseCallback):
     "Freeze the backbone, in evaluation mode, for the first `steps` steps; meanwhile `model.waiting` is true"
 
     name = 'frozen_start'
@@ -127,31 +127,31 @@ class FrozenStart(BaseCallback):
         self.modes = [(m, m.training) for m in self.model.visual.modules()]
 
     def before_batch(self) -> None:
-        was = self.model.waiting
-        self.model.waiting = self.waits()
-        if self.model.waiting:
+        was = self.model.frozen
+        self.model.frozen = self.waits()
+        if self.model.frozen:
             self.model.visual.eval()
         elif was:
             for m, mode in self.modes:
                 m.training = mode
 
     def before_step(self) -> None:
-        if self.model.waiting:
+        if self.model.frozen:
             for p in self.model.visual.parameters():
                 p.grad = None
 
     def before_validate(self) -> None:
-        self.model.waiting = False
+        self.model.frozen = False
 
     def on_exit(self) -> None:
-        self.model.waiting = False
+        self.model.frozen = False
 
 
-def still_grid(
+def frozen_features(
     visual: nn.Module,  # A backbone
-    img: torch.Tensor,  # Normalised images (b,3,H,W)
+    images: torch.Tensor,  # Normalised images (b,3,H,W)
 ) -> torch.Tensor:  # (b,c,h,w)
     "The grid of a frozen backbone; its gradients are 0 and not None, as averaging over processes requires"
     with torch.no_grad():
-        grid = visual(img)
+        grid = visual(images)
     return grid + 0 * sum(p.sum() for p in visual.parameters() if p.requires_grad)

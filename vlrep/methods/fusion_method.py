@@ -65,21 +65,22 @@ def fusion_held_out_view(
 @torch.no_grad()
 def masked_counts(
     model: FusionModel,  # What is masked is decided by its shares
-    batch: dict,  # With `tok`, `lens`, `salt`, and `img` or `region_counts`
+    batch: dict,  # With `tokens`, `lengths`, `salt`, and `images` or `region_counts`
 ) -> dict:  # words, and regions if they are masked -> how many are masked ()
     "How many samples each term of the loss has over a batch"
     h = model.heads
     salt = batch['salt']
-    _, want = mask_words(batch['tok'], batch['lens'], salt, model.tok, h.share)
+    _, want = mask_words(batch['tokens'], batch['lengths'], salt, model.tokenizer, h.share)
     out = dict(words=(want >= 0).sum())
     if not h.classes:
         return out
     if 'region_counts' in batch:
         counts = batch['region_counts']
     else:
-        counts = model.regions(dict(img=batch['img'][:1]))['region_counts'].expand(len(salt))  # as many cells in all
-    most = int(counts.max()) if len(counts) else 0  # a process may have no rows
-    like = torch.zeros(len(salt), most, 0, device=salt.device)
+        counts = model.regions(dict(images=batch['images'][:1]))['region_counts'].expand(len(salt))  # as many cells in
+        # all
+    max_count = int(counts.max()) if len(counts) else 0  # a process may have no rows
+    like = torch.zeros(len(salt), max_count, 0, device=salt.device)
     return out | dict(regions=mask_regions(like, counts, salt, h.region_share, h.zeroed)[1].sum())
 
 
@@ -98,7 +99,7 @@ def check_fusion_data(
     from vlrep.datasets.base import DATASETS  # here, so that opening a run imports no dataset
 
     lines = check_fusion(recipe, splits, data)
-    asks = 'objects' in DATASETS[data].answers
+    asks = 'objects' in DATASETS[data].test_annotations
     if not asks or splits.get('test') is None:
         return lines
     reader = RegionReader(recipe.regions, recipe.region_files or None, recipe.max_regions)

@@ -11,21 +11,21 @@ from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Annotated
 
-from ..core.fields import Choice, Float, Fraction, Int, Share
+from ..core.fields import Choice, Float, Fraction, Int, UnitInterval
 from vlrep.methods.recipe import (
     Batch,
     BertName,
     Channels,
     Decay,
     Drop,
+    GradientNorm,
     HeadCount,
+    ImageSize,
     Layers,
     Length,
     MethodRecipe,
-    Norm2,
     Rate,
     ResNet,
-    Side,
     TextRecipe,
     Vocab,
     WarmUp,
@@ -89,7 +89,8 @@ class FusionInput(TextRecipe):
 
     source: _Source = 'captions'  # Text beside the images: captions, questions, web or generated (sec. 2.1, 3.4)
     generated: _Written = ''  # With source=generated: the folder of a run that captions, or a JSONL file of captions
-    two_sentence: Share = 0.0  # Chance of another image's text as second sentence (released CC config; not followed)
+    two_sentence: UnitInterval = 0.0  # Chance of another image's text as second sentence (released CC config; not
+    # followed)
     max_len: Length = 128  # Longest text in tokens, [CLS] and [SEP] included (code)
     regions: _Regions = 'files'  # files: a store of features (sec. 2.5); boxes: of the data or a file; grid: cells
     region_files: _Store = ''  # With regions=files: the folder of the store; with boxes: it, or a file of boxes (ours)
@@ -118,16 +119,16 @@ class FusionInput(TextRecipe):
 class FusionRecipe(FusionInput):
     "The setting of the paper: COCO, batches of 896, 88,000 updates"
 
-    mask_share: Share = 0.15  # Probability that a word is masked (sec. 2.5)
+    mask_share: UnitInterval = 0.15  # Probability that a word is masked (sec. 2.5)
     mim: _Targets = 'off'  # Masked regions: off, or kl: the detector's distribution is the target
-    region_share: Share = 0.15  # Probability that a region is masked (sec. 2.5)
-    region_zeroed: Share = 0.9  # Part of the masked regions whose features become zero (code; sec. 2.4: all)
+    region_share: UnitInterval = 0.15  # Probability that a region is masked (sec. 2.5)
+    region_zeroed: UnitInterval = 0.9  # Part of the masked regions whose features become zero (code; sec. 2.4: all)
     tie_mlm: bool = True  # MLM head: BERT's, tied to the word embeddings, or all new? ViLBERT's code: new
-    size: Side = 224  # Side of the images, where regions are made from pixels
+    size: ImageSize = 224  # Side of the images, where regions are made from pixels
     scale_min: Fraction = 1.0  # Random crops keep at least this part of the area; regions are of whole images
-    jitter: Share = 0.0  # Change of brightness, contrast, saturation; hue a quarter of it
-    jitter_p: Share = 0.0  # How often colours are changed
-    flip_p: Share = 0.0  # How often images are mirrored, with their boxes and left and right in the text
+    jitter: UnitInterval = 0.0  # Change of brightness, contrast, saturation; hue a quarter of it
+    jitter_p: UnitInterval = 0.0  # How often colours are changed
+    flip_p: UnitInterval = 0.0  # How often images are mirrored, with their boxes and left and right in the text
     bs: Batch = 896  # Texts a step (tab. A.1; sec. 2.5: 1024; released: 480)
     steps: _Updates = 88_000  # Steps (sec. 2.5; released: 11,000); 0: no pretraining, only BERT (tab. 1)
     warmup: WarmUp = 2000  # Steps of linear warm-up (sec. 2.5; released: 1000)
@@ -136,7 +137,7 @@ class FusionRecipe(FusionInput):
     beta2: _Beta = 0.98  # Of AdamW (tab. A.1; sec. 2.5: .999)
     adam_eps: _Tiny = 1e-8  # Of AdamW (sec. 2.5)
     wd: Decay = 0.01  # Weight decay, none of biases and LayerNorms (code)
-    clip: Norm2 = 0.0  # Largest norm of the gradient; 0 for none (tab. A.1)
+    clip: GradientNorm = 0.0  # Largest norm of the gradient; 0 for none (tab. A.1)
 
     def problems(self) -> 'Iterator[str]':
         "Error messages for fields that require or exclude each other"
@@ -244,7 +245,7 @@ def fusion_wants(
 ) -> frozenset:  # Annotations
     "The annotations that are read if the dataset has them"
     texts = {'captions', 'questions', 'statements'} if recipe.bert == 'small' else set()
-    return frozenset(texts | ({'twin'} if recipe.source in ('web', 'generated') else set()))
+    return frozenset(texts | ({'counterpart'} if recipe.source in ('web', 'generated') else set()))
 
 # %% ../../nbs/methods/03_fusion_recipe.ipynb #11eeefda
 def paper_recipes(

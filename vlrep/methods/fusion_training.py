@@ -53,11 +53,11 @@ def fusion_loss(
 def _bert(recipe, loader, seed):
     "The recipe's BERT: one by name, or a small one that is trained on all texts of the dataset"
     r = recipe
-    tok = loader.tok
+    tokenizer = loader.tokenizer
     if r.bert != 'small':
-        bert = make_bert(r.bert, None, tok, seed, log=None)
+        bert = make_bert(r.bert, None, tokenizer, seed, log=None)
     else:
-        config = small_config(tok, r.width, r.depth, max(128, r.max_len))
+        config = small_config(tokenizer, r.width, r.depth, max(128, r.max_len))
         if r.heads:
             config = replace(config, heads=r.heads)
         if r.start == 'random':
@@ -68,7 +68,7 @@ def _bert(recipe, loader, seed):
             plan = SmallBertPlan(
                 steps=min(r.bert_steps, max(100, few)), max_len=min(40, r.max_len), share=r.mask_share or 0.15
             )
-            bert = make_bert('small', texts, tok, config=config, plan=plan, log=None)  # as published ones are,
+            bert = make_bert('small', texts, tokenizer, config=config, plan=plan, log=None)  # as published ones are,
             # the same for all seeds
     if r.start == 'random':
         bert = Bert(replace(bert.config, std=0.02), seed)
@@ -149,7 +149,7 @@ def fusion_initial(
 ) -> dict:  # `bert`, `regions`, `seed`, and with `standardize` the `features` of some regions
     "What the model takes from the training set or from files: a BERT, and a network for regions, which is cached"
     r = recipe
-    TokenIds.of(dls.train.tok, 'fusion models')
+    TokenIds.of(dls.train.tokenizer, 'fusion models')
     bert = _bert(r, dls.train, seed)
     regions = _region_encoder(r, visual, dls.train.source)
     if r.mim == 'kl' and not regions.classes:
@@ -175,7 +175,7 @@ def fusion_sizes(
     **initial,  # Not used
 ) -> dict:  # `tokens`; `bert`, fields of `BertConfig`; of regions `region_width` and `classes`
     "The sizes of the model"
-    tokens = asdict(TokenIds.of(loader.tok, 'fusion models'))
+    tokens = asdict(TokenIds.of(loader.tokenizer, 'fusion models'))
     return dict(tokens=tokens, bert=asdict(bert.config), region_width=regions.width, classes=regions.classes)
 
 

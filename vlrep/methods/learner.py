@@ -35,7 +35,7 @@ def caption_sizes(
     **initial,  # Not used
 ) -> dict:  # `tokens`: fields of `TokenIds`
     "The sizes of a model that reads captions"
-    return dict(tokens=asdict(TokenIds.of(loader.tok, type(recipe).__name__.removesuffix('Recipe'))))
+    return dict(tokens=asdict(TokenIds.of(loader.tokenizer, type(recipe).__name__.removesuffix('Recipe'))))
 
 
 def no_sizes(recipe: MethodRecipe, loader: StatefulLoader, **initial) -> dict:

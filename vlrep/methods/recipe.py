@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['Task', 'Masking', 'ResNet', 'Channels', 'Width', 'Layers', 'HeadCount', 'Norm', 'Drop', 'Init', 'Vocab', 'Length',
-           'Side', 'Batch', 'StepCount', 'WarmUp', 'Rate', 'Momentum', 'Decay', 'Norm2', 'Every', 'Weight',
-           'Temperature', 'Group', 'Grids', 'Seconds', 'Direction', 'LocNorm', 'LocScale', 'Render', 'Chunk',
+           'ImageSize', 'Batch', 'StepCount', 'WarmUp', 'Rate', 'Momentum', 'Decay', 'GradientNorm', 'Count', 'Weight',
+           'Temperature', 'GroupSize', 'Grids', 'Seconds', 'Direction', 'LocNorm', 'LocScale', 'Render', 'Chunk',
            'Averaging', 'FrozenStages', 'StageDecay', 'OnOff', 'MemoryOrder', 'Compiled', 'TextForm', 'AtMost',
            'SideWords', 'BertName', 'MethodRecipe', 'TextRecipe', 'photo_recipes']
 
@@ -14,7 +14,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import Annotated
 
-from ..core.fields import Between, Choice, Float, Fraction, Int, Parsed, Share
+from ..core.fields import Between, Choice, Float, Fraction, Int, Parsed, UnitInterval
 from ..core.scripts import mirror_pairs
 
 # %% ../../nbs/methods/00_recipe.ipynb #77d3ce9e
@@ -22,10 +22,10 @@ from ..core.scripts import mirror_pairs
 class BertName:
     "The name of a BERT: one of `words`, a folder, or a name on the Hugging Face hub"
 
-    words: tuple = ('small',)  # Keywords, which are neither folder nor hub name
+    keywords: tuple = ('small',)  # Keywords, which are neither folder nor hub name
 
     def __str__(self):
-        return f'{", ".join(self.words)}, a folder, or a name on the Hugging Face hub'
+        return f'{", ".join(self.keywords)}, a folder, or a name on the Hugging Face hub'
 
     def problem(
         self,
@@ -49,18 +49,18 @@ Drop = Float(0, 0.99)
 Init = Choice('fan_in', number=Between(0, 10, above=True))
 Vocab = Int(64, 1_000_000)
 Length = Int(8, 4096)
-Side = Int(16, 2048)
+ImageSize = Int(16, 2048)
 Batch = Int(1, 1_000_000)
 StepCount = Int(1, 10**9)
 WarmUp = Int(0, 10**9)
 Rate = Float(0, 1e6)
 Momentum = Float(0, 0.9999)
 Decay = Float(0, 1e3)
-Norm2 = Float(0, 1e9)
-Every = Int(0, 10**6)
+GradientNorm = Float(0, 1e9)
+Count = Int(0, 10**6)
 Weight = Float(0, 1e6)
 Temperature = Float(0, 1e3, above=True)
-Group = Int(0, 10**6)
+GroupSize = Int(0, 10**6)
 Grids = Choice(1, 2, 3)
 Seconds = Float(0, 1e4)
 Direction = Choice('i2t', 'symmetric')
@@ -75,7 +75,7 @@ OnOff = bool
 MemoryOrder = Choice('auto', 'channels_last', 'contiguous')
 Compiled = Choice('none', 'backbone', 'model')
 TextForm = Choice('auto', 'nfkd', 'nfkc', 'none')
-AtMost = Share
+AtMost = UnitInterval
 
 # %% ../../nbs/methods/00_recipe.ipynb #a06d964e
 @dataclass(frozen=True, kw_only=True)
@@ -103,11 +103,13 @@ class MethodRecipe:
 
     def check_parts(
         self,
-        parts: int,  # Parts into which a batch is split for gradient accumulation
+        micro_batches: int,  # Parts into which a batch is split for gradient accumulation
     ) -> None:
         "Raise a `ValueError` if a batch has fewer images than parts"
-        if parts > self.bs:
-            raise ValueError(f'--accumulate {parts}: a batch has {self.bs} images, and cannot be cut into more parts')
+        if micro_batches > self.bs:
+            raise ValueError(
+                f'--accumulate {micro_batches}: a batch has {self.bs} images, and cannot be cut into more parts'
+            )
 
     def _schedule(self):
         if self.warmup >= self.steps:
@@ -117,9 +119,10 @@ class MethodRecipe:
         wide = (64, 128) if self.visual_depth >= 50 else (64,)
         if self.visual_depth == 10 or self.visual_width in wide:
             return
-        there = ' or '.join(map(str, wide))
+        widths = ' or '.join(map(str, wide))
         return (
-            f'visual_width={self.visual_width}: ResNet-{self.visual_depth} has {there}; visual_depth=10 takes any width'
+            f'visual_width={self.visual_width}: ResNet-{self.visual_depth} has {widths}; visual_depth=10 takes '
+            'any width'
         )
 
     def _heads(self):

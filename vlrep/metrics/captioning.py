@@ -42,10 +42,10 @@ def _find(keys, what):
     return at, keys[at] == what
 
 
-def _ngrams(word, lens, tables, longest=4):
+def _ngrams(word, lengths, tables, longest=4):
     "For n = 1, 2, ...: sorted keys (whose sentence, which n-gram) and how often; missing `tables` are made"
-    sent = np.repeat(np.arange(len(lens)), lens)
-    left = lens.cumsum()[sent] - np.arange(len(word)) if len(word) else sent
+    sent = np.repeat(np.arange(len(lengths)), lengths)
+    left = lengths.cumsum()[sent] - np.arange(len(word)) if len(word) else sent
     at = np.arange(len(word))
     gram = word.copy()
     out = []
@@ -89,8 +89,8 @@ class References:
         self.many = np.array([len(r) for r in rows])
         self.owner = np.repeat(np.arange(self.n), self.many)
         self.first = self.many.cumsum() - self.many
-        self.word, self.lens = self._cut([s for r in rows for s in r], self._number)
-        self.counts = _ngrams(self.word, self.lens, self.tables)
+        self.word, self.lengths = self._cut([s for r in rows for s in r], self._number)
+        self.counts = _ngrams(self.word, self.lengths, self.tables)
         lone = np.array([len(w) == 1 and is_unspaced(w) for w in self._number], bool)
         # share of the words that are characters
         self.characters = float(lone[self.word].mean()) if len(self.word) else 0.0
@@ -124,7 +124,7 @@ class References:
         self.value = []
         self.sent = []
         self.norm = []
-        self.most = []
+        self.max_counts = []
         for table, (key, times) in zip(self.tables, self.counts):
             sent = key >> 32
             gram = key & _low
@@ -132,71 +132,75 @@ class References:
             order = mine.argsort(kind='stable')
             start = np.flatnonzero(np.diff(mine[order], prepend=-1))
             image = mine[order][start]
-            most = np.maximum.reduceat(times[order], start) if len(start) else times
+            times_max = np.maximum.reduceat(times[order], start) if len(start) else times
             self.idf.append(np.log(self.n) - np.log(np.bincount(image & _low, minlength=len(table)).clip(min=1)))
             v = times * self.idf[-1][gram]
             self.keys.append(mine)
             self.value.append(v)
             self.sent.append(sent)
-            self.most.append((image, most))
+            self.max_counts.append((image, times_max))
             self.norm.append(np.sqrt(np.bincount(sent, v * v, minlength=len(self.owner))))
 
 # %% ../../nbs/metrics/20_captioning.ipynb #e8b79bd3
-def _prepare(said, refs):
-    "References, and words, lengths and n-grams of the captions `said`, one an image"
+def _prepare(captions, refs):
+    "References, and words, lengths and n-grams of the captions `captions`, one an image"
     refs = refs if isinstance(refs, References) else References(refs)
-    said = list(said)
-    if len(said) != len(refs):
-        raise ValueError(f'{len(said)} captions for {len(refs)} images')
-    for caption in said:
+    captions = list(captions)
+    if len(captions) != len(refs):
+        raise ValueError(f'{len(captions)} captions for {len(refs)} images')
+    for caption in captions:
         if not isinstance(caption, str):
             raise ValueError(f'a caption is one string for each image, not {caption!r}')
-    word, lens = refs._cut(said, {})
-    return refs, word, lens
+    word, lengths = refs._cut(captions, {})
+    return refs, word, lengths
 
 # %% ../../nbs/metrics/20_captioning.ipynb #12338f6a
 def cider_d(
-    said: list,  # One caption for each image
+    captions: list,  # One caption for each image
     refs: References | list,  # `References`, or lists of captions
     sigma: float = 6.0,  # Width of the length penalty, in words
 ) -> np.ndarray:  # Of each image (n,), from 0 to 10; the mean is the score of the set
     "Compute CIDEr-D (Vedantam et al. 2015, eq. 4; details from its code)"
-    refs, word, lens = _prepare(said, refs)
+    refs, word, lengths = _prepare(captions, refs)
     if len(refs) < 2:
         raise ValueError(
             'refs: CIDEr-D weighs words by how few of the images have them, and of one image it is always '
             '0; at least 2 are needed'
         )
     total = np.zeros(len(refs.owner))
-    for n, (key, times) in enumerate(_ngrams(word, lens, refs.tables)):
+    for n, (key, times) in enumerate(_ngrams(word, lengths, refs.tables)):
         who = key >> 32
         gram = key & _low
         size = len(refs.tables[n])
         h = times * np.append(refs.idf[n], np.log(refs.n))[gram.clip(max=size)]  # unknown n-grams are as rare as can be
         norm = np.sqrt(np.bincount(who, h * h, minlength=refs.n))[refs.owner] * refs.norm[n]
-        at, there = _find(key, refs.keys[n])
+        at, matches = _find(key, refs.keys[n])
         v = refs.value[n]
-        both = np.bincount(refs.sent[n][there], np.minimum(h[at[there]], v[there]) * v[there], minlength=len(total))
+        both = np.bincount(
+            refs.sent[n][matches], np.minimum(h[at[matches]], v[matches]) * v[matches], minlength=len(total)
+        )
         total += np.divide(both, norm, out=np.zeros(len(norm)), where=norm > 0)
-    delta = lens[refs.owner] - refs.lens
+    delta = lengths[refs.owner] - refs.lengths
     total *= np.exp(-(delta**2) / (2 * sigma**2))
     return 10 * np.bincount(refs.owner, total / 4, minlength=refs.n) / refs.many
 
 # %% ../../nbs/metrics/20_captioning.ipynb #a2414c4e
 def bleu_counts(
-    said: list,  # One caption for each image
+    captions: list,  # One caption for each image
     refs: References | list,  # `References`, or lists of captions
 ) -> np.ndarray:  # Of each image (n,10): hits and numbers of 1- to 4-grams, caption's length, nearest reference's
     "Count what BLEU needs; of two references equally near in length, the shorter counts"
-    refs, word, lens = _prepare(said, refs)
+    refs, word, lengths = _prepare(captions, refs)
     out = np.zeros((refs.n, 10))
-    for n, (key, times) in enumerate(_ngrams(word, lens, refs.tables)):
-        image, most = refs.most[n]
-        at, there = _find(image, key)
-        out[:, n] = np.bincount(key[there] >> 32, np.minimum(times[there], most[at[there]]), minlength=refs.n)
-        out[:, 4 + n] = (lens - n).clip(min=0)
-    far = np.abs(refs.lens - lens[refs.owner]) << 32 | refs.lens
-    out[:, 8] = lens
+    for n, (key, times) in enumerate(_ngrams(word, lengths, refs.tables)):
+        image, max_counts = refs.max_counts[n]
+        at, matches = _find(image, key)
+        out[:, n] = np.bincount(
+            key[matches] >> 32, np.minimum(times[matches], max_counts[at[matches]]), minlength=refs.n
+        )
+        out[:, 4 + n] = (lengths - n).clip(min=0)
+    far = np.abs(refs.lengths - lengths[refs.owner]) << 32 | refs.lengths
+    out[:, 8] = lengths
     out[:, 9] = np.minimum.reduceat(far, refs.first) & _low
     return out
 
@@ -223,40 +227,40 @@ def _lcs(a, b):
     return row[:, -1]
 
 
-def _square(word, lens, which, fill):
+def _square(word, lengths, which, fill):
     "The texts `which` as rows, filled up with `fill`"
-    start = lens.cumsum() - lens
-    i = np.arange(max(int(lens[which].max()), 1))
+    start = lengths.cumsum() - lengths
+    i = np.arange(max(int(lengths[which].max()), 1))
     at = np.minimum(start[which, None] + i, max(len(word) - 1, 0))
-    return np.where(i < lens[which, None], np.append(word, 0)[at], fill)
+    return np.where(i < lengths[which, None], np.append(word, 0)[at], fill)
 
 
 def rouge_l(
-    said: list,  # One caption for each image
+    captions: list,  # One caption for each image
     refs: References | list,  # `References`, or lists of captions
     beta: float = 1.2,  # Weight of recall against precision
 ) -> np.ndarray:  # Of each image (n,), from 0 to 1; the mean is the score of the set
     "Compute ROUGE-L (Lin 2004, sec. 3.1) from the best precision and recall over the references, as the COCO code"
-    refs, word, lens = _prepare(said, refs)
+    refs, word, lengths = _prepare(captions, refs)
     both = np.zeros(len(refs.owner))
-    mine = lens[refs.owner]
-    order = np.argsort(np.maximum(mine, refs.lens), kind='stable')
+    mine = lengths[refs.owner]
+    order = np.argsort(np.maximum(mine, refs.lengths), kind='stable')
     for p in np.array_split(order, -(-len(order) // 2000)):
-        both[p] = _lcs(_square(word, lens, refs.owner[p], -1), _square(refs.word, refs.lens, p, -2))
-    P, R = (np.maximum.reduceat(both / np.maximum(n, 1), refs.first) for n in (mine, refs.lens))
+        both[p] = _lcs(_square(word, lengths, refs.owner[p], -1), _square(refs.word, refs.lengths, p, -2))
+    P, R = (np.maximum.reduceat(both / np.maximum(n, 1), refs.first) for n in (mine, refs.lengths))
     return np.divide((1 + beta**2) * P * R, R + beta**2 * P, out=np.zeros_like(P), where=P * R > 0)
 
 # %% ../../nbs/metrics/20_captioning.ipynb #314c0146
 def judge_captions(
-    said: list,  # One caption for each image
+    captions: list,  # One caption for each image
     refs: References | list,  # `References`, or lists of captions
 ) -> dict:  # BLEU-1 ... BLEU-4, ROUGE-L, CIDEr-D of the whole set, as papers define them (times 100 as
     # they print them)
     "Compute BLEU, ROUGE-L and CIDEr-D of a set of captions"
     refs = refs if isinstance(refs, References) else References(refs)
-    said = list(said)
+    captions = list(captions)
     return {
-        **{f'BLEU-{i + 1}': float(v) for i, v in enumerate(bleu(bleu_counts(said, refs).sum(0)))},
-        'ROUGE-L': float(rouge_l(said, refs).mean()),
-        'CIDEr-D': float(cider_d(said, refs).mean()),
+        **{f'BLEU-{i + 1}': float(v) for i, v in enumerate(bleu(bleu_counts(captions, refs).sum(0)))},
+        'ROUGE-L': float(rouge_l(captions, refs).mean()),
+        'CIDEr-D': float(cider_d(captions, refs).mean()),
     }

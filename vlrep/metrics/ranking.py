@@ -177,8 +177,13 @@ def caption_nouns(
     if len(pred) != len(true):
         raise ValueError(f'{len(pred)} captions for {len(true)} pictures')
     both = sum(len(p & t) for p, t in zip(pred, true))
-    said = sum(map(len, pred))
-    there = sum(map(len, true))
+    predicted = sum(map(len, pred))
+    present = sum(map(len, true))
     return dict(
-        precision=both / max(said, 1), recall=both / max(there, 1), both=both, said=said, there=there, n=len(pred)
+        precision=both / max(predicted, 1),
+        recall=both / max(present, 1),
+        both=both,
+        predicted=predicted,
+        present=present,
+        n=len(pred),
     )

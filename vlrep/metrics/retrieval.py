@@ -117,8 +117,8 @@ def retrieval_ranks(
             own = owner[cols] - a
             here = ((own >= 0) & (own < len(s))).nonzero()[:, 0]
             s[own[here], here] = -torch.inf
-            for kept, x, top, axis in ((i2t, rows, best[rows, None], 1), (t2i, cols, pair[cols], 0)):
-                for k, got in zip(kept, _count(s, top, axis, tie)):
+            for ranks_of, x, top, axis in ((i2t, rows, best[rows, None], 1), (t2i, cols, pair[cols], 0)):
+                for k, got in zip(ranks_of, _count(s, top, axis, tie)):
                     k[x] += got.cpu()
     right = torch.bincount(owner[pair >= best[owner] - tie], minlength=n).cpu().numpy()
     return dict(

@@ -36,18 +36,18 @@ def normalise_answer(
     text = re.sub(r'(?<=\d),(?=\d)', '', text)
     text = re.sub(r'(?<!\d)\.|\.(?!\d)', '', text)
     text = re.sub(r"[^\w\s':.]|_", ' ', text)
-    words = [_NUMBERS.get(w, w) for w in text.split() if w not in _ARTICLES]
-    return ' '.join(_CONTRACTIONS.get(w, w) for w in words)
+    tokens_left = [_NUMBERS.get(w, w) for w in text.split() if w not in _ARTICLES]
+    return ' '.join(_CONTRACTIONS.get(w, w) for w in tokens_left)
 
 # %% ../../nbs/metrics/50_vqa.ipynb #3a20a4dc
 def soft_scores(
     answers: list,  # What people answered, ten as a rule
 ) -> dict:  # Normalised answer -> score, from 0 to 1
     "The score of each answer: min(matches/3, 1), the mean over leaving out each of the people in turn"
-    said = Counter(filter(None, map(normalise_answer, answers)))
+    counts = Counter(filter(None, map(normalise_answer, answers)))
     n = len(answers)
     # m of the n subsets have lost one match
-    return {a: (m * min((m - 1) / 3, 1) + (n - m) * min(m / 3, 1)) / n for a, m in said.items()}
+    return {a: (m * min((m - 1) / 3, 1) + (n - m) * min(m / 3, 1)) / n for a, m in counts.items()}
 
 # %% ../../nbs/metrics/50_vqa.ipynb #6d6b04a3
 UNKNOWN = '<unk>'

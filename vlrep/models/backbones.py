@@ -82,21 +82,21 @@ class Backbone(nn.Module):
             elif isinstance(m, BasicBlock):
                 nn.init.zeros_(m.bn2.weight)
 
-    def _stages(self, img):
+    def _stages(self, images):
         "The four grids in the precision they were computed in"
-        if img.ndim != 4 or img.shape[1] != 3:
-            raise ValueError(f'img: expected (batch, 3, height, width), got {tuple(img.shape)}')
-        if not img.is_floating_point():
-            raise ValueError(f'img: expected normalised floats, got {img.dtype}: normalise the batch first')
+        if images.ndim != 4 or images.shape[1] != 3:
+            raise ValueError(f'images: expected (batch, 3, height, width), got {tuple(images.shape)}')
+        if not images.is_floating_point():
+            raise ValueError(f'images: expected normalised floats, got {images.dtype}: normalise the batch first')
         out = {}
-        with nullcontext() if self.autocast is None else torch.autocast(img.device.type, self.autocast):
-            x = self._run(self._stem, img)
+        with nullcontext() if self.autocast is None else torch.autocast(images.device.type, self.autocast):
+            x = self._run(self._stem, images)
             for name in ('layer1', 'layer2', 'layer3', 'layer4'):
                 x = out[name] = self._run(getattr(self, name), x)
         return out
 
-    def _stem(self, img):
-        return self.maxpool(self.relu(self.bn1(self.conv1(img))))
+    def _stem(self, images):
+        return self.maxpool(self.relu(self.bn1(self.conv1(images))))
 
     def _full(self, x):
         "`x` in the precision of the weights, whatever the convolutions computed in"
@@ -104,17 +104,17 @@ class Backbone(nn.Module):
 
     def forward(
         self,
-        img: Tensor,  # Normalised float images (b,3,H,W)
+        images: Tensor,  # Normalised float images (b,3,H,W)
     ) -> Tensor:  # The last stage's grid, in the precision of the weights (b,c,h,w)
-        "Compute the grid that describes `img`"
-        return self._full(self._stages(img)['layer4'])
+        "Compute the grid that describes `images`"
+        return self._full(self._stages(images)['layer4'])
 
     def stages(
         self,
-        img: Tensor,  # Normalised float images (b,3,H,W)
+        images: Tensor,  # Normalised float images (b,3,H,W)
     ) -> dict:  # `layer1` ... `layer4`, each (b,c,h,w)
         "Compute the grids after each of the four stages"
-        return {k: self._full(v) for k, v in self._stages(img).items()}
+        return {k: self._full(v) for k, v in self._stages(images).items()}
 
     def grid(
         self,
@@ -131,13 +131,15 @@ class Backbone(nn.Module):
 @contextmanager
 def _untracked(module):
     "BatchNorm computes as before, but what it tracks is thrown away"
-    kept = [(m._buffers, dict(m._buffers)) for m in module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
-    for now, was in kept:
+    buffers = [
+        (m._buffers, dict(m._buffers)) for m in module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)
+    ]
+    for now, was in buffers:
         now.update({k: v if v is None else v.clone() for k, v in was.items()})
     try:
         yield
     finally:
-        for now, was in kept:
+        for now, was in buffers:
             now.update(was)
 
 
@@ -161,14 +163,14 @@ def _run(self: Backbone, part, x):
 @patch
 def scales(
     self: Backbone,
-    img: Tensor,  # Normalised float images (b,3,H,W)
+    images: Tensor,  # Normalised float images (b,3,H,W)
     n: int = 2,  # How many
 ) -> list:  # Grids (b,c,h,w), the coarsest first, which is what `forward` gives; each next one is twice as fine
     # (LocTex sec. 3.4)
     "Compute the last grid of each resolution"
     if not 1 <= n <= len(self.sizes):
         raise ValueError(f'n={n}: this backbone has grids of {len(self.sizes)} sizes')
-    got = self._stages(img)
+    got = self._stages(images)
     return [self._full(got[k]) for k in self.sizes[:n]]
 
 

@@ -194,12 +194,12 @@ def _downloaded(name, *files):
         ) from None
     logging.set_verbosity_error()  # no line for each attempt
     try:
-        there = [try_to_load_from_cache(name, f) for f in files]  # a path, None, or an object: known not to exist
+        files_found = [try_to_load_from_cache(name, f) for f in files]  # a path, None, or an object: known not to exist
     except HFValidationError as e:
         raise ValueError(f'{name}: no such folder, and no name on the hub ({e})') from None
-    if got := [p for p in there if isinstance(p, str)]:
+    if got := [p for p in files_found if isinstance(p, str)]:
         return got[0]
-    for file in (f for f, p in zip(files, there) if p is None):
+    for file in (f for f, p in zip(files, files_found) if p is None):
         try:
             get_hf_file_metadata(hf_hub_url(name, file))  # without a network it fails once, at once
             return hf_hub_download(name, file)
@@ -259,8 +259,8 @@ def _fill(folder, bert, tokenizer, facts):
     "Write the files of a BERT into an empty folder"
     state = {}
     for k, p in bert.state_dict().items():
-        there = _theirs(k)
-        state |= {n: t.contiguous() for n, t in zip(there, p.detach().cpu().chunk(len(there)))}
+        expected = _theirs(k)
+        state |= {n: t.contiguous() for n, t in zip(expected, p.detach().cpu().chunk(len(expected)))}
     config = {_CONFIG[k]: v for k, v in asdict(replace(bert.config, ffn=bert.config.hidden)).items() if k in _CONFIG}
     write_json(folder / 'config.json', dict(architectures=['BertForMaskedLM'], **_USUAL, **config, vlrep=facts))
     save_file(state, folder / 'model.safetensors', {'format': 'pt'})
@@ -281,7 +281,7 @@ class SmallBertPlan:
     wd: float = 0.01  # Weight decay of matrices
     share: float = 0.15  # Share of the words that are masked (BERT sec. 3.1)
     max_len: int = 40  # Captions are truncated to this number of tokens
-    held: int = 500  # Captions of the last images that are kept to measure, at most a tenth
+    validation: int = 500  # Captions of the last images that are kept to measure, at most a tenth
 
 
 def small_config(
@@ -327,10 +327,12 @@ def masked_accuracy(
     words = []
     device = bert.words.weight.device
     for k in range(0, len(ids), bs):
-        tok, lens = pad_tokens(ids[k : k + bs], tokenizer.pad)
-        want = mask_tokens(tok, lens, len(tokenizer), _first(tokenizer), tokenizer.mask, share=share, bert=True)[1]
+        tokens, lengths = pad_tokens(ids[k : k + bs], tokenizer.pad)
+        want = mask_tokens(tokens, lengths, len(tokenizer), _first(tokenizer), tokenizer.mask, share=share, bert=True)[
+            1
+        ]
         at = want >= 0
-        states = bert(tok.masked_fill(at, tokenizer.mask).to(device), lens.to(device))
+        states = bert(tokens.masked_fill(at, tokenizer.mask).to(device), lengths.to(device))
         best = bert.mlm_logits(states[at.to(device)]).topk(min(5, len(tokenizer))).indices.cpu()
         hits.append(best == want[at][:, None])
         words.append(want[at])
@@ -349,16 +351,16 @@ def masked_accuracy(
     )
 
 # %% ../../nbs/models/58_bert.ipynb #d4cd2a42
-def _batches(lens, plan, seed):
+def _batches(lengths, plan, seed):
     "Rows of the captions of each step: every caption once before any twice, those of similar length together"
-    n = len(lens)
+    n = len(lengths)
     need = plan.steps * plan.bs
     out = []
     order = torch.cat(
         [torch.randperm(n, generator=torch_rng(seed, 'small bert', 'order', k)) for k in range(-(-need // n))]
     )[:need]
     for chunk in order.split(16 * plan.bs):
-        parts = chunk[lens[chunk].argsort(stable=True)].split(plan.bs)
+        parts = chunk[lengths[chunk].argsort(stable=True)].split(plan.bs)
         mixed = torch.randperm(len(parts), generator=torch_rng(seed, 'small bert', 'mix', len(out)))
         out += [parts[i] for i in mixed]
     return out
@@ -378,11 +380,11 @@ def _learn(bert, ids, tokenizer, plan, seed):
         lr = plan.lr * min((step + 1) / rise, (plan.steps - step) / max(1, plan.steps - rise))
         for g in opt.param_groups:
             g['lr'] = lr
-        tok, lens = pad_tokens([ids[i] for i in rows.tolist()], tokenizer.pad)
+        tokens, lengths = pad_tokens([ids[i] for i in rows.tolist()], tokenizer.pad)
         salt = seed_of(seed, 'small bert', 'mask', step) >> 20
-        tok, want = mask_tokens(tok, lens, vocab, first, mask, share=plan.share, bert=True, salt=salt)
+        tokens, want = mask_tokens(tokens, lengths, vocab, first, mask, share=plan.share, bert=True, salt=salt)
         at = want >= 0
-        loss = F.cross_entropy(bert.mlm_logits(bert(tok, lens)[at]), want[at])
+        loss = F.cross_entropy(bert.mlm_logits(bert(tokens, lengths)[at]), want[at])
         opt.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(bert.parameters(), 1.0)
@@ -400,12 +402,12 @@ def _key(dataset, tokenizer, config, plan, seed):
     return h.hexdigest()[:16]
 
 
-def _texts(dataset, held):
+def _texts(dataset, validation):
     "Training captions, and held-out captions of the last images"
     texts = list(dataset.captions.flat())
     rows = dataset.captions.rows
     i = len(dataset)
-    while i > 0 and len(texts) - rows[i - 1] <= min(held, len(texts) // 10):
+    while i > 0 and len(texts) - rows[i - 1] <= min(validation, len(texts) // 10):
         i -= 1
     cut = int(rows[i])
     if cut < 2 or cut == len(texts):
@@ -415,11 +417,11 @@ def _texts(dataset, held):
 
 def _trained(dataset, tokenizer, config, plan, seed):
     "A BERT trained on the captions of `dataset`, and its scores"
-    texts, held = _texts(dataset, plan.held)
+    texts, validation = _texts(dataset, plan.validation)
     threads = torch.get_num_threads()
-    most = plan.steps * plan.bs
-    if len(texts) > most:
-        keep = torch.randperm(len(texts), generator=torch_rng(seed, 'small bert', 'texts'))[:most]
+    samples = plan.steps * plan.bs
+    if len(texts) > samples:
+        keep = torch.randperm(len(texts), generator=torch_rng(seed, 'small bert', 'texts'))[:samples]
         texts = [texts[i] for i in keep.sort().values.tolist()]
     ids = [i for i in tokenizer.encode(texts, plan.max_len) if len(i) > 2]
     if not ids:
@@ -431,7 +433,7 @@ def _trained(dataset, tokenizer, config, plan, seed):
             bert = Bert(config, seed).eval()
             bert.load_state_dict(_learn(learner, ids, tokenizer, plan, seed).state_dict())
         usual = _usual(ids, tokenizer)
-        facts = masked_accuracy(bert, held, tokenizer, share=plan.share, max_len=plan.max_len, usual=usual)
+        facts = masked_accuracy(bert, validation, tokenizer, share=plan.share, max_len=plan.max_len, usual=usual)
     finally:
         torch.set_num_threads(threads)
     return bert, facts

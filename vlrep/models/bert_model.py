@@ -77,7 +77,7 @@ class BertLayer(EncoderLayer):
         )
         self.self_attn.dropout = config.attention_dropout
 
-    def _think(self, x):
+    def _feed_forward(self, x):
         return self._drop(_linear(F.gelu(_linear(x, self.linear1)), self.linear2))
 
 # %% ../../nbs/models/57_bert_model.ipynb #82b56ab4
@@ -116,17 +116,18 @@ class Bert(nn.Module):
 
     def embeddings(
         self,
-        tok: Tensor,  # Tokens (b,s)
+        tokens: Tensor,  # Tokens (b,s)
         segments: Tensor = None,  # 0 or 1 for first and second sentence (b,s); None: all first
     ) -> Tensor:  # (b,s,d)
         "Compute the input vectors of the first layer"
-        s = tok.shape[1]
+        s = tokens.shape[1]
         if s > self.config.max_len:
             raise ValueError(
-                f'tok: {s} tokens, but this BERT has positions for {self.config.max_len} only: truncate texts (max_len)'
+                f'tokens: {s} tokens, but this BERT has positions for {self.config.max_len} only: truncate texts '
+                '(max_len)'
             )
         kind = self.segments.weight[0] if segments is None else self.segments(segments)
-        x = self.norm(self.words(tok) + self.positions.weight[:s] + kind)
+        x = self.norm(self.words(tokens) + self.positions.weight[:s] + kind)
         return drop(x, self.config.dropout, self.training)
 
     def encode(
@@ -152,13 +153,13 @@ class Bert(nn.Module):
 
     def forward(
         self,
-        tok: Tensor,  # Tokens, padding last (b,s)
-        lens: Tensor,  # Real ones in each row (b,)
+        tokens: Tensor,  # Tokens, padding last (b,s)
+        lengths: Tensor,  # Real ones in each row (b,)
         segments: Tensor = None,  # 0 or 1 for first and second sentence (b,s); None: all first
     ) -> Tensor:  # (b,s,d); arbitrary at padding
         "Compute the contextual vector of each token"
-        real = sequence_mask(lens, tok.shape[1])
-        return self.encode(self.embeddings(tok, segments), real)
+        real = sequence_mask(lengths, tokens.shape[1])
+        return self.encode(self.embeddings(tokens, segments), real)
 
     def pooled(
         self,

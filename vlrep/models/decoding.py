@@ -18,32 +18,34 @@ from ..core.seeding import rng
 from .text_decoder import causal_mask
 
 # %% ../../nbs/models/40_decoding.ipynb #6582d654
-def _allowed(logits, tok, never, repeat):
-    "Scores (r,v) of the token after `tok` (r,s), -inf where it must not be written"
+def _allowed(logits, tokens, never, repeat):
+    "Scores (r,v) of the token after `tokens` (r,s), -inf where it must not be written"
     if repeat not in (True, False, 'virtex'):
         raise ValueError(f"repeat={repeat!r}: True, False or 'virtex' is expected")
     if len(never):
         logits = logits.index_fill(1, torch.as_tensor(list(never), device=logits.device), -torch.inf)
     if repeat == 'virtex':  # log-probabilities, which are not renormalised when the last word is ruled out
         logits = logits.log_softmax(-1)
-        return logits if tok.shape[1] == 1 else logits.scatter(1, tok[:, -1:], -10_000.0)
-    return logits if repeat else logits.scatter(1, tok[:, -1:], -torch.inf)
+        return logits if tokens.shape[1] == 1 else logits.scatter(1, tokens[:, -1:], -10_000.0)
+    return logits if repeat else logits.scatter(1, tokens[:, -1:], -torch.inf)
 
 
 def _write(choose, step, vis, sos, eos, *, max_len, pad, never, repeat):
     "Append `choose(scores, words so far)` to every row until all have ended"
-    tok = torch.full((len(vis), 1), sos, dtype=torch.long, device=vis.device)
+    tokens = torch.full((len(vis), 1), sos, dtype=torch.long, device=vis.device)
     done = torch.zeros(len(vis), dtype=torch.bool, device=vis.device)
-    while tok.shape[1] < max_len and not done.all():
-        word = choose(_allowed(step(vis, tok)[:, -1], tok, never, repeat), tok.shape[1] - 1).masked_fill(done, pad)
-        tok = torch.cat([tok, word[:, None]], 1)
+    while tokens.shape[1] < max_len and not done.all():
+        word = choose(_allowed(step(vis, tokens)[:, -1], tokens, never, repeat), tokens.shape[1] - 1).masked_fill(
+            done, pad
+        )
+        tokens = torch.cat([tokens, word[:, None]], 1)
         done = done | (word == eos)
-    return tok
+    return tokens
 
 
 @torch.no_grad()
 def greedy(
-    step: Callable,  # `step(vis, tok)` -> scores of the next token (b,s,v); only the last is read, (b,1,v) will do
+    step: Callable,  # `step(vis, tokens)` -> scores of the next token (b,s,v); only the last is read, (b,1,v) will do
     vis: Tensor,  # What the captions are about (b,...)
     sos: int,  # First token of every caption
     eos: int,  # Token that ends one
@@ -60,7 +62,7 @@ def greedy(
     )
 
 # %% ../../nbs/models/40_decoding.ipynb #a48836a6
-def _grow(tok, score, size, done, logp, *, k, m, norm, eos, pad):
+def _grow(tokens, score, size, done, logp, *, k, m, norm, eos, pad):
     "The best `k` of every beam's `m` best continuations, and whose continuations they are; `logp` (b,beams,v)"
     gain, word = logp.topk(min(m, logp.shape[-1]))
     m = gain.shape[-1]
@@ -78,10 +80,10 @@ def _grow(tok, score, size, done, logp, *, k, m, norm, eos, pad):
     def from_parent(x):
         return x.gather(1, parent)
 
-    tok = torch.cat([tok.gather(1, parent[..., None].expand(-1, -1, tok.shape[2])), pick(word)[..., None]], 2)
+    tokens = torch.cat([tokens.gather(1, parent[..., None].expand(-1, -1, tokens.shape[2])), pick(word)[..., None]], 2)
     score = pick(total)
     done = from_parent(done) | (pick(word) == eos)
-    return tok, score, from_parent(size), done | (score == -torch.inf), parent
+    return tokens, score, from_parent(size), done | (score == -torch.inf), parent
 
 # %% ../../nbs/models/40_decoding.ipynb #0c074d79
 @torch.no_grad()
@@ -105,7 +107,7 @@ def beam(
     if min(beams, per_node) < 1:
         raise ValueError(f'beams={beams}, per_node={per_node}: at least 1 of each is needed')
     b = len(vis)
-    tok = torch.full((b, 1, 1), sos, dtype=torch.long, device=vis.device)
+    tokens = torch.full((b, 1, 1), sos, dtype=torch.long, device=vis.device)
     wide = vis
     score = torch.zeros(b, 1, device=vis.device)
     size = torch.zeros_like(score)
@@ -115,15 +117,15 @@ def beam(
         return score / size.clamp(min=1) ** norm
 
     if not b:
-        return (tok, score) if every else (tok[:, 0], score[:, 0])
-    while tok.shape[2] < max_len:
-        flat = tok.flatten(0, 1)
-        logp = _allowed(step(wide, flat)[:, -1], flat, never, repeat).unflatten(0, tok.shape[:2])
+        return (tokens, score) if every else (tokens[:, 0], score[:, 0])
+    while tokens.shape[2] < max_len:
+        flat = tokens.flatten(0, 1)
+        logp = _allowed(step(wide, flat)[:, -1], flat, never, repeat).unflatten(0, tokens.shape[:2])
         if repeat != 'virtex':
             logp = logp.log_softmax(-1)
-        m = beams if tok.shape[2] == 1 else per_node
-        tok, score, size, done, parent = _grow(
-            tok, score.to(logp), size.to(logp), done, logp, k=beams, m=m, norm=norm, eos=eos, pad=pad
+        m = beams if tokens.shape[2] == 1 else per_node
+        tokens, score, size, done, parent = _grow(
+            tokens, score.to(logp), size.to(logp), done, logp, k=beams, m=m, norm=norm, eos=eos, pad=pad
         )
         if hasattr(step, 'keep'):
             step.keep(parent)
@@ -137,12 +139,12 @@ def beam(
     value = rank()
     ended = value.masked_fill(~done, -torch.inf)
     order = torch.where(ended.amax(1, True) > -torch.inf, ended, value).argsort(dim=1, descending=True, stable=True)
-    tok = tok.gather(1, order[..., None].expand_as(tok))
+    tokens = tokens.gather(1, order[..., None].expand_as(tokens))
     value = value.gather(1, order)
     size = size.gather(1, order)
     if every:
-        return tok, value
-    return tok[:, 0, : 1 + int(size[:, 0].max())], value[:, 0]
+        return tokens, value
+    return tokens[:, 0, : 1 + int(size[:, 0].max())], value[:, 0]
 
 # %% ../../nbs/models/40_decoding.ipynb #67a6e10a
 def _nucleus(logits, p, temperature, u):
@@ -268,23 +270,23 @@ class Cached:
     def __call__(
         self,
         vis: Tensor,  # Pictures (b,n,d); read at the first word only
-        tok: Tensor,  # The words so far (r,s), one more than in the last call; r is b times the number of beams
+        tokens: Tensor,  # The words so far (r,s), one more than in the last call; r is b times the number of beams
     ) -> Tensor:  # Scores of the next word (r,1,v)
-        "Score the next word, from the last of `tok` and the cached keys and values of the words before"
-        s = tok.shape[1]
+        "Score the next word, from the last of `tokens` and the cached keys and values of the words before"
+        s = tokens.shape[1]
         if s == 1:
             self._start(vis)
         b, k = self.mine.shape[:2]
-        if s != self.seen + 1 or len(tok) != b * k:
+        if s != self.seen + 1 or len(tokens) != b * k:
             raise ValueError(
-                f'tok: {tuple(tok.shape)}, but there are {b} pictures with {k} beams of {self.seen} words: '
+                f'tokens: {tuple(tokens.shape)}, but there are {b} pictures with {k} beams of {self.seen} words: '
                 'each call brings one word more'
             )
         e = self.embed
         if s > e.max_len:
-            raise ValueError(f'tok: {s} tokens, but there are positions for {e.max_len} only')
-        x = e.layer_norm(e.words(tok[:, -1]) + e.positions.weight[s - 1]) * (tok[:, -1:] != e.pad)
-        self.mine = torch.cat([self.mine, torch.eye(k, dtype=torch.bool, device=tok.device).expand(b, k, k)], 2)
+            raise ValueError(f'tokens: {s} tokens, but there are positions for {e.max_len} only')
+        x = e.layer_norm(e.words(tokens[:, -1]) + e.positions.weight[s - 1]) * (tokens[:, -1:] != e.pad)
+        self.mine = torch.cat([self.mine, torch.eye(k, dtype=torch.bool, device=tokens.device).expand(b, k, k)], 2)
         x = x.unflatten(0, (b, k))
         for i, l in enumerate(self.decoder.layers):
             x = _layer(l, x, lambda y: self._back(i, y), lambda y: self._look(i, y))
@@ -330,12 +332,12 @@ def attention(
     embed: torch.nn.Module,  # A `CaptionEmbedding`
     decoder: torch.nn.Module,  # A `Decoder`, or torch's own layers in a module that has `layers` and `norm`
     vis: Tensor,  # Pictures (b,n,d)
-    tok: Tensor,  # Finished captions, [SOS] first (b,s)
-) -> Tensor:  # Weights (b,layers,heads,s-1,n), the sum over n is 1; row i is from when `tok[:,i+1]` was
+    tokens: Tensor,  # Finished captions, [SOS] first (b,s)
+) -> Tensor:  # Weights (b,layers,heads,s-1,n), the sum over n is 1; row i is from when `tokens[:,i+1]` was
     # written
     "Compute cross-attention weights over the image's cells, of each layer and head, for each word of a caption"
-    x = embed(tok[:, :-1])
-    hide = causal_mask(x.shape[1], device=tok.device) < 0
+    x = embed(tokens[:, :-1])
+    hide = causal_mask(x.shape[1], device=tokens.device) < 0
     maps = []
     for l in decoder.layers:
 

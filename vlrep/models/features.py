@@ -27,17 +27,17 @@ def plain_batches(
     "The images of `data` in their order, normalised, neither mirrored nor cropped at random"
     if not isinstance(data, ImageTextDataset):
         for batch in data:
-            yield (batch if isinstance(batch, dict) else batch[0])['img'].to(device)
+            yield (batch if isinstance(batch, dict) else batch[0])['images'].to(device)
         return
     if not len(data):
         raise ValueError(f'{data.name}: no images to take features of')
     plain = EvalTransform(size or data.size)
     for idx in torch.arange(len(data)).split(bs):
-        img, hw = (t.to(device) for t in data.images(idx.numpy()))
+        images, hw = (t.to(device) for t in data.images(idx.numpy()))
         yield plain(
-            dict(img=img, hw=hw, id=idx.to(device), flip=torch.zeros(len(idx), dtype=torch.bool, device=device)),
+            dict(images=images, hw=hw, id=idx.to(device), flip=torch.zeros(len(idx), dtype=torch.bool, device=device)),
             ('plain',),
-        )['img']
+        )['images']
 
 # %% ../../nbs/models/60_features.ipynb #38e50916
 @contextmanager
@@ -77,7 +77,7 @@ def _watched(data, size, bs, device, label):
 
 
 def features(
-    backbone: nn.Module,  # `backbone(img)` gives a grid (b,c,h,w)
+    backbone: nn.Module,  # `backbone(images)` gives a grid (b,c,h,w)
     data: 'ImageTextDataset|Iterable',  # `ImageTextDataset` or loader
     size: int = None,  # Side of the images in pixels; the dataset's own by default
     bs: int = 256,  # Images at a time
@@ -87,8 +87,8 @@ def features(
     p = next(backbone.parameters(), torch.zeros(()))
     with frozen(backbone, native):
         out = [
-            {k: v.float().cpu() for k, v in pool_grid(backbone(img.to(p.dtype))).items()}
-            for img in _watched(data, size, bs, p.device, 'features')
+            {k: v.float().cpu() for k, v in pool_grid(backbone(images.to(p.dtype))).items()}
+            for images in _watched(data, size, bs, p.device, 'features')
         ]
     joined = {k: torch.cat([o[k] for o in out]) for k in out[0]}
     if not joined['avg'].isfinite().all():
@@ -116,8 +116,8 @@ def bn_statistics(
             m.momentum = None
             m.training = True
         try:
-            for img in _watched(data, size, bs, p.device, 'statistics of BatchNorm'):
-                backbone(img.to(p.dtype))
+            for images in _watched(data, size, bs, p.device, 'statistics of BatchNorm'):
+                backbone(images.to(p.dtype))
         finally:
             for m, old in zip(bns, momenta):
                 m.momentum = old

@@ -21,7 +21,7 @@ from .text_decoder import attend, drop, init_weights
 from .text_encoder import _linear
 
 # %% ../../nbs/models/59_fusion.ipynb #a69aa3bf
-class _Half(nn.Module):
+class _StreamBlock(nn.Module):
     "One stream's part of a sublayer: queries, keys and values, and the feed-forward network"
 
     def __init__(self, sizes, width, asks, shown):
@@ -44,7 +44,7 @@ class _Half(nn.Module):
         return self.norm2(x + drop(_linear(F.gelu(_linear(x, self.linear1)), self.linear2), p, self.training))
 
 
-class _Seats:
+class _PackedPositions:
     "Positions of the rows of a stream in (b,n); on a CPU without padding"
 
     def __init__(self, real):
@@ -89,7 +89,7 @@ class FusionLayer(nn.Module):
         shown = {s for ss in self.looks.values() for s in ss}
 
         def half(s):
-            return _Half(config.sizes(s), spec.width or config.sizes(s)[0], s in self.looks, s in shown)
+            return _StreamBlock(config.sizes(s), spec.width or config.sizes(s)[0], s in self.looks, s in shown)
 
         self.halves = nn.ModuleDict(dict(both=half('text')) if spec.shared else {s: half(s) for s in spec.streams})
         self.users = {h: spec.streams if h == 'both' else (h,) for h in self.halves}
@@ -121,19 +121,19 @@ class FusionLayer(nn.Module):
         self,
         rows: dict,  # Stream -> its vectors without padding (m,d)
         seats: dict,  # Stream -> where they stand
-        opened: Callable,  # Streams attended to -> mask, and which samples have anything to attend to
+        key_mask: Callable,  # Streams attended to -> mask, and which samples have anything to attend to
     ) -> dict:  # Stream -> new vectors
         "Apply attention, then the feed-forward network"
         q, k, v = self._heads(rows, seats)
         seen = {}
-        for shown, askers in self.groups:
-            mask, some = opened(shown)
+        for shown, queries in self.groups:
+            mask, some = key_mask(shown)
             keys, values = (torch.cat([x[s] for s in shown], 2) for x in (k, v))
             y = attend(
-                torch.cat([q[s] for s in askers], 2), keys, values, mask, self.attention_p if self.training else 0.0
+                torch.cat([q[s] for s in queries], 2), keys, values, mask, self.attention_p if self.training else 0.0
             )
             y = (y * some.to(y.dtype)).transpose(1, 2).flatten(2)
-            seen |= {s: seats[s].pack(part) for s, part in zip(askers, y.split([q[s].shape[2] for s in askers], 1))}
+            seen |= {s: seats[s].pack(part) for s, part in zip(queries, y.split([q[s].shape[2] for s in queries], 1))}
         out = dict(rows)
         for h, half in self.halves.items():
             names = [s for s in self.users[h] if s in self.looks]
@@ -177,17 +177,17 @@ class FusionEncoder(nn.Module):
                     f'{s}: vectors (b,n,{self.widths[s]}) and a truth value for each are expected, not '
                     f'{tuple(x.shape)} and {tuple(reals[s].shape)}'
                 )
-        seats = {s: _Seats(r) for s, r in reals.items()}
+        seats = {s: _PackedPositions(r) for s, r in reals.items()}
         known = {}
 
-        def opened(shown):
+        def key_mask(shown):
             if shown not in known:
                 known[shown] = _open([reals[s] for s in shown])
             return known[shown]
 
         rows = {s: seats[s].pack(x) for s, x in xs.items()}
         for layer in self.layers:
-            rows = layer(rows, seats, opened)
+            rows = layer(rows, seats, key_mask)
         out = {s: seats[s].spread(x) for s, x in rows.items()}
         return tuple(x if seats[s].at is not None else x * reals[s][..., None].to(x.dtype) for s, x in out.items())
 

@@ -101,9 +101,9 @@ class FusionHeads:
     standardize: bool = False  # Are features of regions brought to mean 0 and standard deviation 1?
 
     def __post_init__(self):
-        for k, there in dict(pool_token=('cls', 'last'), pool_region=('first', 'mean')).items():
-            if getattr(self, k) not in there:
-                raise ValueError(f'{k}={getattr(self, k)!r}: {" or ".join(there)}')
+        for k, choices in dict(pool_token=('cls', 'last'), pool_region=('first', 'mean')).items():
+            if getattr(self, k) not in choices:
+                raise ValueError(f'{k}={getattr(self, k)!r}: {" or ".join(choices)}')
         if self.pool_width and self.pool_token != 'cls':
             raise ValueError('pool_token=last: the text is not pooled alone here, leave pool_width out')
 
@@ -116,7 +116,7 @@ class FusionModel(nn.Module):
         bert: Bert,  # Its embeddings and heads are used, its layers copied into the encoder and then removed
         config: FusionConfig,  # Sizes of the encoder
         region_encoder: nn.Module,  # Batch -> `region_feats`, `region_boxes`, `region_counts`; has `width` and `visual`
-        tok: 'TokenIds',  # Of the texts; a tokenizer will do
+        tokenizer: 'TokenIds',  # Of the texts; a tokenizer will do
         heads: FusionHeads = FusionHeads(),
         *,
         seed: int = 0,  # Of what begins at random
@@ -132,7 +132,7 @@ class FusionModel(nn.Module):
         self.bert = bert
         self.region_encoder = region_encoder
         self.heads = heads
-        self.tok = tok
+        self.tokenizer = tokenizer
         self.regions_in = RegionInput(
             region_encoder.width, e, None if heads.boxes else bert, config.eps, standardize=heads.standardize
         )
@@ -145,7 +145,7 @@ class FusionModel(nn.Module):
             self.classify = nn.Sequential(
                 nn.Linear(e, e), nn.GELU(), nn.LayerNorm(e, eps=config.eps), nn.Linear(e, heads.classes)
             )
-        self.decoder = None if heads.tie_words else nn.Linear(bert.width, len(tok), bias=False)
+        self.decoder = None if heads.tie_words else nn.Linear(bert.width, len(tokenizer), bias=False)
         self.fuse_width = bert.width
         self.pooled_width = w or bert.width
         parts = self.regions_in, self.text_pool, self.region_pool, self.classify, self.decoder
@@ -184,20 +184,20 @@ class FusionModel(nn.Module):
         # `target_regions` (r,c)
         "Mask words, and perhaps regions, and predict them"
         h = self.heads
-        tok = batch['tok']
+        tokens = batch['tokens']
         salt = batch['salt']
         regions = self.regions(batch)
-        seen, want = mask_words(tok, batch['lens'], salt, self.tok, h.share)
+        seen, want = mask_words(tokens, batch['lengths'], salt, self.tokenizer, h.share)
         if h.classes:
-            feats, asked = mask_regions(
+            feats, masked = mask_regions(
                 regions['region_feats'], regions['region_counts'], salt, h.region_share, h.zeroed
             )
             regions = {**regions, 'region_feats': feats}
-        text, image = self.states({**batch, 'tok': seen}, regions)
-        idle = 0 * (self.pooled(text, image, batch['lens'], regions['region_counts']).sum() + image.sum())
+        text, image = self.states({**batch, 'tokens': seen}, regions)
+        idle = 0 * (self.pooled(text, image, batch['lengths'], regions['region_counts']).sum() + image.sum())
         out = dict(logits=self.word_scores(text[want >= 0]) + idle, target=want[want >= 0])
         if h.classes:
-            out |= dict(region_logits=self.classify(image[asked]), target_regions=regions['region_probs'][asked])
+            out |= dict(region_logits=self.classify(image[masked]), target_regions=regions['region_probs'][masked])
         return out
 
 # %% ../../nbs/models/64_fusion_model.ipynb #4632e94b
@@ -214,16 +214,16 @@ def regions(
 @patch
 def states(
     self: FusionModel,
-    batch: dict,  # `tok` (b,s), `lens` (b,), perhaps `segments` (b,s)
+    batch: dict,  # `tokens` (b,s), `lengths` (b,), perhaps `segments` (b,s)
     regions: dict,  # From `regions`
 ) -> tuple:  # Of words (b,s,d), of regions (b,n,e)
     "Compute contextual vectors of words and regions"
-    tok = batch['tok']
+    tokens = batch['tokens']
     feats = regions['region_feats'].to(self.regions_in.project.weight.dtype)
-    text = self.bert.embeddings(tok, batch.get('segments'))
+    text = self.bert.embeddings(tokens, batch.get('segments'))
     image = self.regions_in(feats, regions['region_boxes'], self.bert.norm)
     image = drop(image, self.encoder.config.dropout, self.training)
-    words = sequence_mask(batch['lens'], tok.shape[1])
+    words = sequence_mask(batch['lengths'], tokens.shape[1])
     return self.encoder(text, words, image, sequence_mask(regions['region_counts'], feats.shape[1]))
 
 # %% ../../nbs/models/64_fusion_model.ipynb #7dfd7c6c
@@ -232,14 +232,14 @@ def pooled(
     self: FusionModel,
     text: Tensor,  # States of words (b,s,d)
     image: Tensor,  # States of regions (b,n,e)
-    lens: Tensor,  # Real words (b,)
+    lengths: Tensor,  # Real words (b,)
     counts: Tensor,  # Real regions (b,)
 ) -> Tensor:  # (b,d)
     "Reduce text and image to one vector"
     if self.text_pool is None:
         if self.heads.pool_token == 'cls':
             return self.bert.pooled(text)
-        return text[torch.arange(len(text), device=text.device), (lens - 2).clamp(min=0)]
+        return text[torch.arange(len(text), device=text.device), (lengths - 2).clamp(min=0)]
     if self.heads.pool_region == 'first':
         region = image[:, 0]
     else:
@@ -255,7 +255,7 @@ def fuse(
     "Compute the fused representation of text and image"
     regions = self.regions(batch)
     text, image = self.states(batch, regions)
-    return dict(pooled=self.pooled(text, image, batch['lens'], regions['region_counts']), text=text, regions=image)
+    return dict(pooled=self.pooled(text, image, batch['lengths'], regions['region_counts']), text=text, regions=image)
 
 
 @patch
@@ -276,5 +276,5 @@ def fill_mask(
     batch: dict,  # As for `fuse`; `masked` (b,s) bool says where, by default where [MASK] stands
 ) -> Tensor:  # Scores at these places, row after row (m,v)
     "Predict masked words from the others and from the image"
-    at = batch['masked'] if 'masked' in batch else batch['tok'] == self.tok.mask
+    at = batch['masked'] if 'masked' in batch else batch['tokens'] == self.tokenizer.mask
     return self.word_scores(self.states(batch, self.regions(batch))[0][at])

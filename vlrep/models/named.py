@@ -28,38 +28,38 @@ def _of_timm(name):
         import timm
     except ImportError:
         raise ValueError(f'--backbone timm/{name}: timm is not installed (pip install timm)') from None
-    there = timm.list_models()
-    if name not in there:
-        raise did_you_mean('network of timm', name, _near(name, there))
+    names = timm.list_models()
+    if name not in names:
+        raise did_you_mean('network of timm', name, _near(name, names))
     net = timm.create_model(name, pretrained=False, num_classes=0, global_pool='')
     if not hasattr(net, 'forward_intermediates'):
         raise ValueError(f'--backbone timm/{name}: this network of timm does not give its intermediate grids')
-    return net, lambda img: net.forward_intermediates(img, intermediates_only=True, output_fmt='NCHW')
+    return net, lambda images: net.forward_intermediates(images, intermediates_only=True, output_fmt='NCHW')
 
 
 def _of_torchvision(name):
     "The `features` of a network of torchvision, and a function that gives its grids, finest first"
     import torchvision.models as tv
 
-    there = tv.list_models()
-    if name not in there:
-        raise did_you_mean('network of torchvision', name, _near(name, there))
+    names = tv.list_models()
+    if name not in names:
+        raise did_you_mean('network of torchvision', name, _near(name, names))
     net = tv.get_model(name, weights=None)
     if not isinstance(getattr(net, 'features', None), nn.Sequential):
         raise ValueError(f'--backbone torchvision/{name}: this network has no `features`; timm may have it, too')
     for k in [k for k, _ in net.named_children() if k != 'features']:
         delattr(net, k)
 
-    def grids(img):
+    def grids(images):
         for layer in net.features:
-            yield (img := layer(img))
+            yield (images := layer(images))
 
     return net, grids
 
 
-def _near(name, there):
+def _near(name, names):
     "Names that begin alike, so that a message does not list a thousand"
-    return [n for n in there if n[:4] == name[:4]][:20] or there[:20]
+    return [n for n in names if n[:4] == name[:4]][:20] or names[:20]
 
 # %% ../../nbs/models/52_named.ipynb #6b17739e
 class NamedBackbone(nn.Module):
@@ -98,32 +98,33 @@ class NamedBackbone(nn.Module):
         finally:
             self.train(training)
 
-    def _each(self, img):
-        if img.ndim != 4 or img.shape[1] != 3 or not img.is_floating_point():
+    def _each(self, images):
+        if images.ndim != 4 or images.shape[1] != 3 or not images.is_floating_point():
             raise ValueError(
-                f'img: expected normalised floats (batch, 3, height, width), got {img.dtype} {tuple(img.shape)}'
+                f'images: expected normalised floats (batch, 3, height, width), got {images.dtype} '
+                f'{tuple(images.shape)}'
             )
-        with nullcontext() if self.autocast is None else torch.autocast(img.device.type, self.autocast):
-            last = {tuple(g.shape[2:]): g for g in self._grids(img)}  # of each resolution, finest first
+        with nullcontext() if self.autocast is None else torch.autocast(images.device.type, self.autocast):
+            last = {tuple(g.shape[2:]): g for g in self._grids(images)}  # of each resolution, finest first
         dtype = next(self.parameters()).dtype
         return [g.to(dtype) for g in last.values()]
 
     def forward(
         self,
-        img: Tensor,  # Normalised float images (b,3,H,W)
+        images: Tensor,  # Normalised float images (b,3,H,W)
     ) -> Tensor:  # The last grid (b,c,h,w)
-        "The grid that describes `img`"
-        return self._each(img)[-1]
+        "The grid that describes `images`"
+        return self._each(images)[-1]
 
     def scales(
         self,
-        img: Tensor,  # Normalised float images (b,3,H,W)
+        images: Tensor,  # Normalised float images (b,3,H,W)
         n: int = 2,  # How many
     ) -> list:  # Grids (b,c,h,w), the coarsest first
         "The last grid of each resolution"
         if not 1 <= n <= len(self.sizes):
             raise ValueError(f'n={n}: this backbone has grids of {len(self.sizes)} sizes')
-        return self._each(img)[::-1][:n]
+        return self._each(images)[::-1][:n]
 
     def scale_widths(
         self,
@@ -142,8 +143,8 @@ class NamedBackbone(nn.Module):
         A `ValueError` names those that are missing or of another shape
         """
         own = self.net.state_dict()
-        there, rest, before, name = network_weights(source, tuple(k for k in own if k.endswith('.weight'))[:2])
-        state = {k: v for k, v in there.items() if k in own}
+        weights, rest, before, name = network_weights(source, tuple(k for k in own if k.endswith('.weight'))[:2])
+        state = {k: v for k, v in weights.items() if k in own}
         lost = {k for k in own.keys() - state.keys() if not k.endswith('num_batches_tracked')}
         bad = {k for k in own.keys() & state.keys() if own[k].shape != state[k].shape}
         says = [f'{what}: {_some(ks)}' for what, ks in (('missing', lost), ('of another shape', bad)) if ks]
@@ -151,7 +152,7 @@ class NamedBackbone(nn.Module):
             raise ValueError(f'{name}: the weights are not those of {self.name}; ' + '; '.join(says))
         check_weights(state, name, own)
         self.net.load_state_dict(state, strict=False)
-        rest = [*(before + k for k in there if k not in own), *rest]
+        rest = [*(before + k for k in weights if k not in own), *rest]
         if log and (line := _found_line(name, before, rest)):
             log(line)
 

@@ -24,23 +24,25 @@ from .features import frozen
 
 # %% ../../nbs/models/70_pretrained.ipynb #dc6ad8d2
 def to_image(
-    img: FilePath | Image.Image | np.ndarray | torch.Tensor,  # A path, a PIL image, or uint8 (h,w,3) or (3,h,w)
+    images: FilePath | Image.Image | np.ndarray | torch.Tensor,  # A path, a PIL image, or uint8 (h,w,3) or (3,h,w)
     size: int = None,  # Files may be decoded at a lower resolution, down to `size` at the least
 ) -> Image.Image:  # RGB, upright
     "Any kind of image as a PIL image; a `ValueError` says what is wrong with it"
-    if isinstance(img, (str, Path)):
-        return open_image(img, size)
-    if isinstance(img, Image.Image):
-        name = getattr(img, 'filename', '') or 'PIL image'
+    if isinstance(images, (str, Path)):
+        return open_image(images, size)
+    if isinstance(images, Image.Image):
+        name = getattr(images, 'filename', '') or 'PIL image'
         try:
-            return ImageOps.exif_transpose(img).convert('RGB')
+            return ImageOps.exif_transpose(images).convert('RGB')
         except (OSError, SyntaxError) as e:
             raise ValueError(f'{name}: damaged or not an image ({e})') from e
-    if isinstance(img, (np.ndarray, torch.Tensor)):
-        if img.dtype not in (np.uint8, torch.uint8):
-            raise ValueError(f'images must be uint8, 0 to 255, not {img.dtype}')
-        return Image.fromarray(np.ascontiguousarray(to_hwc(img.cpu() if isinstance(img, torch.Tensor) else img)))
-    raise ValueError(f'an image is a path, a PIL image or a uint8 array, not {type(img).__name__}')
+    if isinstance(images, (np.ndarray, torch.Tensor)):
+        if images.dtype not in (np.uint8, torch.uint8):
+            raise ValueError(f'images must be uint8, 0 to 255, not {images.dtype}')
+        return Image.fromarray(
+            np.ascontiguousarray(to_hwc(images.cpu() if isinstance(images, torch.Tensor) else images))
+        )
+    raise ValueError(f'an image is a path, a PIL image or a uint8 array, not {type(images).__name__}')
 
 # %% ../../nbs/models/70_pretrained.ipynb #aac8cee2
 class Pretrained:
@@ -51,7 +53,7 @@ class Pretrained:
         backbone: nn.Module,  # Normalised images (b,3,h,w) -> grid (b,c,h',w'); None for a model without one
         view,  # How a held-out batch was prepared, e.g. `EvalTransform(48)`
         side: int,  # Longer side of the images before the view
-        tok=None,  # Tokenizer that turns ids into text
+        tokenizer=None,  # Tokenizer that turns ids into text
         name: str = 'this run',  # For messages
         *,
         max_len: int = 30,  # Longest text in tokens
@@ -60,7 +62,7 @@ class Pretrained:
     ):
         self.view = view
         self.side = side
-        self.tok = tok
+        self.tokenizer = tokenizer
         self.name = name
         self.max_len = max_len
         self._why = f' ({no_backbone})' if no_backbone else ''
@@ -93,50 +95,50 @@ class Pretrained:
 
     def batch(
         self,
-        imgs: list,  # Images, as `to_image` takes them
+        image_batches: list,  # Images, as `to_image` takes them
     ) -> torch.Tensor:  # Normalised (b,3,s,s), on the model's device
         "A batch of images, prepared like the held-out images in training"
-        got = [fit_square(to_image(i, self.side), self.side) for i in imgs]
-        img = torch.from_numpy(np.stack([a for a, _ in got])).permute(0, 3, 1, 2)
+        got = [fit_square(to_image(i, self.side), self.side) for i in image_batches]
+        images = torch.from_numpy(np.stack([a for a, _ in got])).permute(0, 3, 1, 2)
         hw = torch.tensor([h for _, h in got])
         p = next(p for owner in self._owners() for p in owner.parameters())
-        return self.view(dict(img=img.to(p.device), hw=hw.to(p.device)), ('use',))['img'].to(p.dtype)
+        return self.view(dict(images=images.to(p.device), hw=hw.to(p.device)), ('use',))['images'].to(p.dtype)
 
-    def _each(self, img, f, bs):
+    def _each(self, images, f, bs):
         "`f` of one picture, or of each of a list, `bs` at a time"
-        one = not isinstance(img, (list, tuple))
-        imgs = [img] if one else list(img)
+        one = not isinstance(images, (list, tuple))
+        image_batches = [images] if one else list(images)
         with self.evaluating():
             out = [
                 o
-                for i in progress(range(0, len(imgs), bs), label='batches of pictures')
-                for o in f(self.batch(imgs[i : i + bs]))
+                for i in progress(range(0, len(image_batches), bs), label='batches of pictures')
+                for o in f(self.batch(image_batches[i : i + bs]))
             ]
         return out[0] if one else out
 
     def embed(
         self,
-        img: FilePath | Image.Image | np.ndarray | torch.Tensor | list,  # A picture, or a list of them
+        images: FilePath | Image.Image | np.ndarray | torch.Tensor | list,  # A picture, or a list of them
         bs: int = 64,  # Pictures at a time
     ) -> np.ndarray:  # float32 (d,), or (n,d) for a list
         "Global average of the backbone's grid: one feature vector for each image"
-        out = self._each(img, lambda x: self.backbone(x).mean((2, 3)).float().cpu().numpy(), bs)
+        out = self._each(images, lambda x: self.backbone(x).mean((2, 3)).float().cpu().numpy(), bs)
         if not isinstance(out, list):
             return out
         return np.stack(out) if out else np.zeros((0, self.backbone.width), np.float32)
 
     def caption(
         self,
-        img: FilePath | Image.Image | np.ndarray | torch.Tensor | list,  # A picture, or a list of them
+        images: FilePath | Image.Image | np.ndarray | torch.Tensor | list,  # A picture, or a list of them
         bs: int = 64,  # Pictures at a time
         **how,  # How to write, as the model's `generate` takes it: how='beam', beams=5, ...
     ) -> str | list:  # A sentence, or a list of them
         "Captions of images"
         write = self.capabilities.get('caption')
         if write is None:
-            there = ' (its features are there: `embed`)' if 'backbone' in self.capabilities else ''
-            raise ValueError(f'{self.name} cannot write captions: it was trained without them{there}')
-        return self._each(img, lambda x: [self.tok.decode(t) for t in write(x, **how)], bs)
+            hint = ' (its features are there: `embed`)' if 'backbone' in self.capabilities else ''
+            raise ValueError(f'{self.name} cannot write captions: it was trained without them{hint}')
+        return self._each(images, lambda x: [self.tokenizer.decode(t) for t in write(x, **how)], bs)
 
 # %% ../../nbs/models/70_pretrained.ipynb #5b1e07c4
 @patch
@@ -166,7 +168,7 @@ def from_learner(
         **can,
         view=dl.aug,
         side=dl.source.size,
-        tok=dl.tok,
+        tokenizer=dl.tokenizer,
         name=name,
         no_backbone=no_backbone,
         max_len=getattr(dl.collate, 'max_len', getattr(dl, 'max_len', 30)),

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ..core.files import cache_dir, folder_damage, locked
 from ..core.progress import progress
-from ..data.records import DamagedImage, ImageTextDataset
+from ..data.records import CorruptImage, ImageTextDataset
 from ..data.regions import RegionReader, RegionStore, RegionWriter
 from .region_classifier import hash_images
 from .region_features import RegionEncoder, whole_view
@@ -39,15 +39,15 @@ class _Frozen:
         batch = self.reader(self.dataset, rows)
         if 'region_feats' in batch:
             return batch
-        img, hw = self.dataset.images(rows)
+        images, hw = self.dataset.images(rows)
         device = next(self.encoder.parameters()).device
-        img = whole_view(img.to(device), hw, self.size)
+        images = whole_view(images.to(device), hw, self.size)
         batch = {k: v.to(device) for k, v in batch.items()}
         if mirrored:
             batch = self.reader.mirror(batch, torch.ones(len(rows), dtype=torch.bool, device=device))
-            img = img.flip(3)
+            images = images.flip(3)
         with torch.no_grad():
-            got = self.encoder({**batch, 'img': img})
+            got = self.encoder({**batch, 'images': images})
         return {k: v.cpu() for k, v in got.items() if k.startswith('region_')}
 
     def none(self):
@@ -62,11 +62,11 @@ class _Frozen:
         for rows in np.array_split(np.arange(len(self.dataset)), -(-len(self.dataset) // bs)):
             try:
                 yield rows, [self(rows, m) for m in ways]
-            except DamagedImage:
+            except CorruptImage:
                 for row in rows:
                     try:
                         got = [self([row], m) for m in ways]
-                    except DamagedImage:
+                    except CorruptImage:
                         got = [self.none()] * len(ways)
                     yield [row], got
 
@@ -77,15 +77,15 @@ def region_sample(
     reader: RegionReader,  # Of its boxes or files
     size: int,  # Side of the images that the network sees
     *,
-    most: int = 512,  # Images that are used, evenly spread over the dataset
+    max_images: int = 512,  # Images that are used, evenly spread over the dataset
 ) -> Tensor:  # Features of their regions (n,d)
     "Compute features of some regions of a dataset, to measure their scale; damaged images are left out"
     frozen = _Frozen(encoder, dataset, reader, size)
     out = []
-    for i in np.unique(np.linspace(0, len(dataset) - 1, most).round().astype(int)):
+    for i in np.unique(np.linspace(0, len(dataset) - 1, max_images).round().astype(int)):
         try:
             got = frozen([i])
-        except DamagedImage:
+        except CorruptImage:
             continue
         out.append(got['region_feats'][0, : int(got['region_counts'][0])])
     if not sum(map(len, out)):
@@ -99,7 +99,7 @@ def _key(frozen, mirrored):
     d = frozen.dataset
     reader = frozen.reader
     device = next(e.parameters()).device.type
-    facts = [3, e.how, frozen.size, mirrored, reader.most, len(d), d.size, device, list(map(str, d.ids))]
+    facts = [3, e.how, frozen.size, mirrored, reader.max_regions, len(d), d.size, device, list(map(str, d.ids))]
     h = hashlib.sha256(json.dumps(facts).encode())
     for k, v in e.state_dict().items():
         h.update(k.encode() + v.cpu().contiguous().numpy().tobytes())

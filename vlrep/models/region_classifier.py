@@ -21,9 +21,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from ..core.files import cache_dir, cached_folder, read_json, write_json
-from ..core.seeding import chances, seed_of, torch_rng
+from ..core.seeding import hashed_uniform, seed_of, torch_rng
 from ..core.weights import fill_model
-from ..data.records import ArrayDataset, DamagedImage, ImageTextDataset
+from ..data.records import ArrayDataset, CorruptImage, ImageTextDataset
 from ..data.regions import check_boxes, mirror_boxes
 from .backbones import make_backbone
 from .region_features import RegionEncoder, whole_view
@@ -39,8 +39,8 @@ class _Known:
             if b is None or o is None or len(b) != len(o) or not all('category' in x for x in o):
                 raise ValueError(f'{dataset.name}: image {dataset.ids[i]} has no boxes with categories to learn from')
         self.keys = ['category', *keys]
-        said = {k: sorted({str(x[k]) for *_, o in records for x in o if x.get(k) is not None}) for k in self.keys}
-        self.names = {k: v for k, v in said.items() if len(v) > 1}
+        labels = {k: sorted({str(x[k]) for *_, o in records for x in o if x.get(k) is not None}) for k in self.keys}
+        self.names = {k: v for k, v in labels.items() if len(v) > 1}
         if 'category' not in self.names:
             raise ValueError(f'{dataset.name}: its objects are not of several categories')
         shape = len(records), max(len(b) for _, b, _ in records)
@@ -66,7 +66,7 @@ class RegionClassifierPlan:
     warmup: float = 0.1  # Share of the steps with linear warm-up; after that linear decay to zero
     wd: float = 0.05  # Weight decay
     width: int = 16  # Channels of the backbone's first stage; features are 8 times as wide
-    held: int = 200  # Images at the end that are kept to measure, at most a tenth
+    validation: int = 200  # Images at the end that are kept to measure, at most a tenth
     attributes: tuple = ('color',)  # Further attributes to predict of a region, where its object has them
 
     def __post_init__(self):
@@ -79,16 +79,16 @@ class RegionClassifierPlan:
 
 def _batch(dataset, known, rows, flip=None):
     "Whole images, boxes and counts of some rows, those in `flip` mirrored"
-    img, hw = dataset.images(rows.numpy())
-    img = whole_view(img, hw, dataset.size)
+    images, hw = dataset.images(rows.numpy())
+    images = whole_view(images, hw, dataset.size)
     boxes = known.boxes[rows]
     counts = known.counts[rows]
     n = max(1, int(counts.max()))
     boxes = boxes[:, :n]
     if flip is not None:
-        img = torch.where(flip[:, None, None, None], img.flip(3), img)
+        images = torch.where(flip[:, None, None, None], images.flip(3), images)
         boxes = mirror_boxes(boxes, flip)
-    return dict(img=img, region_boxes=boxes, region_counts=counts)
+    return dict(images=images, region_boxes=boxes, region_counts=counts)
 
 # %% ../../nbs/models/63_region_classifier.ipynb #6763000b
 def _learn(encoder, heads, dataset, known, rows, *, plan, seed):
@@ -106,12 +106,12 @@ def _learn(encoder, heads, dataset, known, rows, *, plan, seed):
         for g in opt.param_groups:
             g['lr'] = plan.lr * min((step + 1) / rise, (plan.steps - step) / max(1, plan.steps - rise))
         some = rows[some]
-        flip = torch.from_numpy(chances(some.numpy(), seed, 'region classifier', step) < 0.5)
+        flip = torch.from_numpy(hashed_uniform(some.numpy(), seed, 'region classifier', step) < 0.5)
         batch = _batch(dataset, known, some, flip)
         feats = encoder(batch)['region_feats']
         loss = 0.0
-        for k, words in known.words.items():
-            want = words[some][:, : feats.shape[1]]
+        for k, targets in known.words.items():
+            want = targets[some][:, : feats.shape[1]]
             at = want >= 0
             head = encoder.classifier if k == 'category' else heads[k]
             if at.any():
@@ -166,7 +166,7 @@ def region_scores(
 def hash_images(
     h: 'hashlib._Hash',  # Is updated
     dataset: ImageTextDataset,  # At least one image
-    most: int = 512,  # Images whose pixels are read, where they are neither in memory nor in files of their own
+    max_images: int = 512,  # Images whose pixels are read, where they are neither in memory nor in files of their own
 ) -> None:
     "Let a hash depend on the images of a dataset: on files by size and time of change, on others by their pixels"
     if hasattr(dataset, 'path'):
@@ -178,17 +178,17 @@ def hash_images(
                 h.update(f'{path} is missing'.encode())
             else:
                 h.update(f'{path} {st.st_size} {st.st_mtime_ns}'.encode())
-        most = 16
+        max_images = 16
     elif isinstance(dataset, ArrayDataset):
-        most = len(dataset)
-    some = np.unique(np.linspace(0, len(dataset) - 1, most).round().astype(int))
+        max_images = len(dataset)
+    some = np.unique(np.linspace(0, len(dataset) - 1, max_images).round().astype(int))
     for rows in np.array_split(some, -(-len(some) // 64)):
         try:
             parts = [dataset.images(rows)]
-        except DamagedImage:
+        except CorruptImage:
             parts = []
             for row in rows:
-                with suppress(DamagedImage):
+                with suppress(CorruptImage):
                     parts.append(dataset.images([row]))
         for part in parts:
             for a in part:
@@ -216,15 +216,15 @@ def _new(names, plan, seed, keys=()):
 
 def _trained(dataset, known, plan, seed):
     "A trained encoder, and its scores"
-    held = min(plan.held, len(dataset) // 10)
-    rows = torch.arange(len(dataset) - held)
+    validation = min(plan.validation, len(dataset) // 10)
+    rows = torch.arange(len(dataset) - validation)
     threads = torch.get_num_threads()
     start = time.perf_counter()
     torch.set_num_threads(1)
     try:
         encoder, heads = _new(known.names, plan, seed, [k for k in known.names if k != 'category'])
         _learn(encoder, heads, dataset, known, rows, plan=plan, seed=seed)
-        last = dataset.subset(range(len(rows), len(dataset))) if held else dataset
+        last = dataset.subset(range(len(rows), len(dataset))) if validation else dataset
         facts = region_scores(*classify_regions(encoder, last))
     finally:
         torch.set_num_threads(threads)

@@ -53,16 +53,16 @@ def roi_features(
 
 # %% ../../nbs/models/62_region_features.ipynb #67620016
 def whole_view(
-    img: Tensor,  # Stored images (b,3,s,s), uint8
+    images: Tensor,  # Stored images (b,3,s,s), uint8
     hw: Tensor,  # Height and width of the part of each that is image (b,2)
     size: int,  # Side of the view
     mean: tuple = IMAGENET[0],
     std: tuple = IMAGENET[1],  # Normalisation
 ) -> Tensor:  # Float, normalised (b,3,size,size)
     "Stretch all of each image into a square"
-    hw = hw.to(img.device)
-    x = resize_crop(img, torch.cat([torch.zeros_like(hw), hw], 1), size) / 255
-    m, s = (torch.tensor(v, device=img.device).view(3, 1, 1) for v in (mean, std))
+    hw = hw.to(images.device)
+    x = resize_crop(images, torch.cat([torch.zeros_like(hw), hw], 1), size) / 255
+    m, s = (torch.tensor(v, device=images.device).view(3, 1, 1) for v in (mean, std))
     return (x - m) / s
 
 # %% ../../nbs/models/62_region_features.ipynb #6762001a
@@ -71,7 +71,7 @@ class RegionEncoder(nn.Module):
 
     def __init__(
         self,
-        visual: nn.Module,  # A backbone: `img` -> grid (b,c,h,w), with `width`; None for files
+        visual: nn.Module,  # A backbone: `images` -> grid (b,c,h,w), with `width`; None for files
         how: str = 'grid',  # 'grid': every cell; 'boxes': those of the batch; 'files': features of the batch
         classifier: nn.Linear = None,  # From features to scores of classes, for `region_probs`
         *,
@@ -109,7 +109,7 @@ class RegionEncoder(nn.Module):
 
     def forward(
         self,
-        batch: dict,  # With `img` (b,3,h,w); 'boxes': `region_boxes`, `region_counts`; 'files': `region_feats`, too
+        batch: dict,  # With `images` (b,3,h,w); 'boxes': `region_boxes`, `region_counts`; 'files': `region_feats`, too
     ) -> dict:  # region_feats (b,n,d), region_boxes (b,n,4), region_counts (b,); perhaps region_probs (b,n,c)
         "Compute the regions of a batch; a `ValueError` names what is missing, or of another width"
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen):
@@ -121,7 +121,7 @@ class RegionEncoder(nn.Module):
             return out
 
     def _grid(self, batch):
-        grid = self.visual(self._part(batch, 'img')).float()
+        grid = self.visual(self._part(batch, 'images')).float()
         b, _, h, w = grid.shape
         return dict(
             region_feats=grid.flatten(2).mT,
@@ -130,11 +130,11 @@ class RegionEncoder(nn.Module):
         )
 
     def _boxes(self, batch):
-        boxes, counts, img = (self._part(batch, k) for k in ('region_boxes', 'region_counts', 'img'))
-        boxes = boxes.to(img.device)
-        counts = counts.to(img.device)
+        boxes, counts, images = (self._part(batch, k) for k in ('region_boxes', 'region_counts', 'images'))
+        boxes = boxes.to(images.device)
+        counts = counts.to(images.device)
         return dict(
-            region_feats=roi_features(self.visual(img), boxes, counts), region_boxes=boxes, region_counts=counts
+            region_feats=roi_features(self.visual(images), boxes, counts), region_boxes=boxes, region_counts=counts
         )
 
     def _files(self, batch):

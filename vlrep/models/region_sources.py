@@ -29,7 +29,7 @@ class CellRegions:
 
     def __init__(
         self,
-        backbone: nn.Module,  # `img` -> grid (b,c,h,w), with `width`
+        backbone: nn.Module,  # `images` -> grid (b,c,h,w), with `width`
         size: int = 224,  # Side of the square that a photo is stretched to
         mean: tuple = IMAGENET[0],
         std: tuple = IMAGENET[1],  # Normalisation
@@ -49,13 +49,13 @@ class CellRegions:
 
     def __call__(
         self,
-        img: Image.Image,  # RGB
+        images: Image.Image,  # RGB
     ) -> tuple:  # float32 arrays, and None
         "The regions of a photo"
-        x = pil_to_tensor(img.resize((self.size, self.size), Image.BILINEAR))[None].to(self.device)
+        x = pil_to_tensor(images.resize((self.size, self.size), Image.BILINEAR))[None].to(self.device)
         whole = torch.tensor([[self.size, self.size]])
         with torch.no_grad():
-            got = self.encoder(dict(img=whole_view(x, whole, self.size, self.mean, self.std)))
+            got = self.encoder(dict(images=whole_view(x, whole, self.size, self.mean, self.std)))
         return got['region_feats'][0].float().cpu().numpy(), got['region_boxes'][0].cpu().numpy(), None
 
 # %% ../../nbs/models/66_region_sources.ipynb #6766000a
@@ -75,12 +75,12 @@ def _made(name, weights, classes=91):
     made = getattr(detection, name)
     if weights is None:
         return made(weights=None, weights_backbone=None, num_classes=classes), []
-    there = get_model_weights(made)
-    if weights not in there.__members__:
-        raise did_you_mean(f'weights of {name}', weights, there.__members__)
+    present = get_model_weights(made)
+    if weights not in present.__members__:
+        raise did_you_mean(f'weights of {name}', weights, present.__members__)
     try:
         with redirect_stderr(io.StringIO()):
-            return made(weights=weights), there[weights].meta['categories']
+            return made(weights=weights), present[weights].meta['categories']
     except Exception as e:  # whatever a download raises
         why = ' '.join(str(e).split()) or type(e).__name__
         raise ValueError(
@@ -119,19 +119,19 @@ class DetectorRegions:
     def __init__(
         self,
         detector: nn.Module,  # Of torchvision
-        most: int = 100,  # Regions of a photo
+        max_regions: int = 100,  # Regions of a photo
         overlap: float = 0.5,  # IoU threshold of non-maximum suppression within a class
         *,
         names: list = (),  # Of its classes
         device: str = 'cpu',  # Where it is computed
     ):
-        if most < 1:
-            raise ValueError(f'most={most}: at least one region')
+        if max_regions < 1:
+            raise ValueError(f'most={max_regions}: at least one region')
         if not 0 < overlap <= 1:
             raise ValueError(f'overlap={overlap}: a part, above 0 and at most 1')
         self.net = detector.eval().to(device)
         self.device = device
-        self.most = most
+        self.max_regions = max_regions
         self.overlap = overlap
         self.names = list(names)
         score = detector.roi_heads.box_predictor.cls_score
@@ -141,10 +141,10 @@ class DetectorRegions:
     @torch.no_grad()
     def __call__(
         self,
-        img: Image.Image,  # RGB
+        image_batch: Image.Image,  # RGB
     ) -> tuple:  # float32 arrays
         "The regions of a photo, the most confident first"
-        images, _ = self.net.transform([pil_to_tensor(img).to(self.device).float() / 255])
+        images, _ = self.net.transform([pil_to_tensor(image_batch).to(self.device).float() / 255])
         grids = self.net.backbone(images.tensors)
         grids = grids if isinstance(grids, dict) else {'0': grids}
         proposals, _ = self.net.rpn(images, grids)
@@ -156,5 +156,5 @@ class DetectorRegions:
         boxes = (proposals[0] / proposals[0].new_tensor([w, h, w, h])).clamp(0, 1)
         best = probs[:, 1:].max(1)
         keep = batched_nms(boxes, best.values, best.indices, self.overlap)
-        keep = keep[(boxes[keep, :2] < boxes[keep, 2:]).all(1)][: self.most]
+        keep = keep[(boxes[keep, :2] < boxes[keep, 2:]).all(1)][: self.max_regions]
         return tuple(t[keep].float().cpu().numpy() for t in (feats, boxes, probs))

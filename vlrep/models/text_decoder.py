@@ -90,34 +90,34 @@ class CaptionEmbedding(nn.Module):
 
     def forward(
         self,
-        tok: Tensor,  # Token ids (b,s)
+        tokens: Tensor,  # Token ids (b,s)
         packing: Packing = None,  # Leave padding out
     ) -> Tensor:  # (b,s,d), or (n,d) without padding
         "Embed tokens, as zero where they are padding"
-        s = tok.shape[1]
+        s = tokens.shape[1]
         if s > self.max_len:
-            raise ValueError(f'tok: {s} tokens, but there are positions for {self.max_len} only: truncate captions')
+            raise ValueError(f'tokens: {s} tokens, but there are positions for {self.max_len} only: truncate captions')
         if packing is not None:
-            tok = packing.pack(tok)
+            tokens = packing.pack(tokens)
             place = self.positions(packing.place)
         else:
             place = self.positions.weight[:s]
-        x = drop(self.layer_norm(self.words(tok) + place), self.p, self.training, packing)
-        return x * (tok != self.pad).unsqueeze(-1)
+        x = drop(self.layer_norm(self.words(tokens) + place), self.p, self.training, packing)
+        return x * (tokens != self.pad).unsqueeze(-1)
 
 # %% ../../nbs/models/20_text_decoder.ipynb #4b9a003b
 def causal_mask(
     s: int,  # Tokens
-    lens: Tensor = None,  # Real tokens in each caption (b,); None = all
+    lengths: Tensor = None,  # Real tokens in each caption (b,); None = all
     causal: bool | Tensor = True,  # Hide the future? Of all captions, or of each (b,) bool
     device: str | torch.device = None,  # Where to make it
-) -> Tensor:  # 0 where a row's token may attend to a column's, else -inf: (s,s), or (b,1,s,s) with `lens`
+) -> Tensor:  # 0 where a row's token may attend to a column's, else -inf: (s,s), or (b,1,s,s) with `lengths`
     "Make an attention mask that hides padding and, if causal, all later tokens"
     i = torch.arange(s, device=device)
     hide = i > i[:, None]
     hide = hide & (causal[:, None, None] if torch.is_tensor(causal) else causal)
-    if lens is not None:
-        hide = (hide | (i >= lens.clamp(min=1)[:, None])[:, None])[:, None]
+    if lengths is not None:
+        hide = (hide | (i >= lengths.clamp(min=1)[:, None])[:, None])[:, None]
     elif hide.ndim == 3:
         hide = hide[:, None]
     return torch.zeros(hide.shape, device=device).masked_fill_(hide, -torch.inf)
@@ -152,7 +152,7 @@ class DecoderLayer(nn.TransformerDecoderLayer):
             y = packing.pad(y)
         return [part.unflatten(-1, (m.num_heads, -1)).transpose(1, 2) for part in y.split(d, -1)]
 
-    def _join(self, m, q, k, v, *, mask=None, packing=None):
+    def _attend(self, m, q, k, v, *, mask=None, packing=None):
         "Attention and the output projection of `m` (b,s,d)"
         y = attend(q, k, v, mask, m.dropout if self.training else 0.0).transpose(1, 2).flatten(2)
         return self._drop(m.out_proj(y if packing is None else packing.pack(y)), packing)
@@ -160,17 +160,17 @@ class DecoderLayer(nn.TransformerDecoderLayer):
     def _drop(self, x, packing):
         return drop(x, self.dropout.p, self.training, packing)
 
-    def _lookback(self, x, mask, packing=None):
+    def _self_attention(self, x, mask, packing=None):
         heads = self._heads(x, self.self_attn, 0, 3, packing=packing)
-        return self._join(self.self_attn, *heads, mask=mask, packing=packing)
+        return self._attend(self.self_attn, *heads, mask=mask, packing=packing)
 
-    def _lookat(self, x, vis, packing=None):
+    def _cross_attention(self, x, vis, packing=None):
         m = self.multihead_attn
         q = self._heads(x, m, 0, 1, packing=packing)
         kv = self._heads(vis, m, 1, 3)
-        return self._join(m, *q, *kv, packing=packing)
+        return self._attend(m, *q, *kv, packing=packing)
 
-    def _think(self, x, packing=None):
+    def _feed_forward(self, x, packing=None):
         return self._drop(self.linear2(self._drop(F.gelu(self.linear1(x)), packing)), packing)
 
     def forward(
@@ -182,12 +182,12 @@ class DecoderLayer(nn.TransformerDecoderLayer):
     ) -> Tensor:  # Like `x`
         "Apply self-attention, cross-attention and feed-forward network"
         if self.norm_first:
-            x = x + self._lookback(self.norm1(x), mask, packing)
-            x = x + self._lookat(self.norm2(x), vis, packing)
-            return x + self._think(self.norm3(x), packing)
-        x = self.norm1(x + self._lookback(x, mask, packing))
-        x = self.norm2(x + self._lookat(x, vis, packing))
-        return self.norm3(x + self._think(x, packing))
+            x = x + self._self_attention(self.norm1(x), mask, packing)
+            x = x + self._cross_attention(self.norm2(x), vis, packing)
+            return x + self._feed_forward(self.norm3(x), packing)
+        x = self.norm1(x + self._self_attention(x, mask, packing))
+        x = self.norm2(x + self._cross_attention(x, vis, packing))
+        return self.norm3(x + self._feed_forward(x, packing))
 
 # %% ../../nbs/models/20_text_decoder.ipynb #5b9706ef
 def layer_heads(
@@ -227,7 +227,7 @@ class Decoder(nn.Module):
         self,
         x: Tensor,  # Embedded caption (b,s,d)
         vis: Tensor,  # Projected cells of the grid (b,n,d)
-        lens: Tensor = None,  # Real tokens in each caption (b,); None = all
+        lengths: Tensor = None,  # Real tokens in each caption (b,); None = all
         causal: bool
         | Tensor = True,  # Hide the future, of all or of each caption (b,)? Masked language modelling does not
         *,
@@ -235,20 +235,20 @@ class Decoder(nn.Module):
     ) -> Tensor:  # Like `x`
         "Compute the decoder's hidden state at each token"
         s = x.shape[1] if packing is None else packing.shape[1]
-        mask = causal_mask(s, lens, causal, x.device)
+        mask = causal_mask(s, lengths, causal, x.device)
         for layer in self.layers:
             x = layer(x, vis, mask, packing)
         return x if self.norm is None else self.norm(x)
 
 # %% ../../nbs/models/20_text_decoder.ipynb #a7f9c536
 def reverse_captions(
-    tok: Tensor,  # Token ids (b,s), padded on the right
-    lens: Tensor,  # Real tokens in each caption (b,)
+    tokens: Tensor,  # Token ids (b,s), padded on the right
+    lengths: Tensor,  # Real tokens in each caption (b,)
 ) -> Tensor:  # (b,s)
     "Reverse each caption, its padding left in place: [EOS] c_T ... c_1 [SOS]"
-    i = torch.arange(tok.shape[1], device=tok.device)[None]
-    last = lens[:, None] - 1
-    return tok.gather(1, torch.where(i <= last, last - i, i))
+    i = torch.arange(tokens.shape[1], device=tokens.device)[None]
+    last = lengths[:, None] - 1
+    return tokens.gather(1, torch.where(i <= last, last - i, i))
 
 # %% ../../nbs/models/20_text_decoder.ipynb #c5722592
 @torch.no_grad()

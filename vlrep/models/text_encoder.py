@@ -42,14 +42,14 @@ class EncoderLayer(nn.TransformerEncoderLayer):
         "Apply self-attention and feed-forward network"
         if self.norm_first:
             x = x + self._around(self.norm1(x), mask, packing)
-            return x + self._think(self.norm2(x))
+            return x + self._feed_forward(self.norm2(x))
         x = self.norm1(x + self._around(x, mask, packing))
-        return self.norm2(x + self._think(x))
+        return self.norm2(x + self._feed_forward(x))
 
     def _drop(self, x):
         return drop(x, self.dropout.p, self.training)
 
-    def _think(self, x):
+    def _feed_forward(self, x):
         return self._drop(_linear(self._drop(F.gelu(_linear(x, self.linear1))), self.linear2))
 
     def _around(self, x, mask, packing):
@@ -91,16 +91,16 @@ class TextEncoder(nn.Module):
 
     def forward(
         self,
-        tok: Tensor,  # Tokens, padding last (b,s)
-        lens: Tensor,  # Real ones in each row (b,)
+        tokens: Tensor,  # Tokens, padding last (b,s)
+        lengths: Tensor,  # Real ones in each row (b,)
     ) -> Tensor:  # (b,s,d); what stands at padding means nothing
         "Compute the contextual vector of each token"
-        s = tok.shape[1]
-        x = self.embed(tok)
+        s = tokens.shape[1]
+        x = self.embed(tokens)
         packing = None
-        mask = causal_mask(s, lens, False, tok.device)[:, :, :1]  # of (b,1,s,s) all rows are alike
-        if tok.device.type == 'cpu' and (lens < s).any():
-            packing = Packing(sequence_mask(lens, s))
+        mask = causal_mask(s, lengths, False, tokens.device)[:, :, :1]  # of (b,1,s,s) all rows are alike
+        if tokens.device.type == 'cpu' and (lengths < s).any():
+            packing = Packing(sequence_mask(lengths, s))
             x = packing.pack(x)
         for layer in self.layers:
             x = layer(x, mask, packing)
@@ -111,8 +111,8 @@ class TextEncoder(nn.Module):
 # %% ../../nbs/models/30_text_encoder.ipynb #b2ca6329
 def mean_words(
     x: Tensor,  # Words (b,s,d)
-    lens: Tensor,  # Real ones in each row (b,)
+    lengths: Tensor,  # Real ones in each row (b,)
 ) -> Tensor:  # (b,d)
     "Average the real words of each row; zero if there are none (LocTex sec. 3.3)"
-    real = sequence_mask(lens, x.shape[1])
-    return x.masked_fill(~real[..., None], 0).sum(1) / lens.clamp(min=1)[:, None].to(x.dtype)
+    real = sequence_mask(lengths, x.shape[1])
+    return x.masked_fill(~real[..., None], 0).sum(1) / lengths.clamp(min=1)[:, None].to(x.dtype)

@@ -39,10 +39,10 @@ def read_state(
         raise ValueError(f'{path}: holds no weights but a {type(out).__name__}')
     stores = [t.untyped_storage() for t in _flat(out, path).values() if t.layout == torch.strided]
     claimed = sum({s._cdata: s.nbytes() for s in stores}.values())
-    there = path.stat().st_size
-    if claimed > there:
+    size = path.stat().st_size
+    if claimed > size:
         raise ValueError(
-            f'{path}: its tensors have {claimed:,} bytes, and the file {there:,}: not the weights of a model'
+            f'{path}: its tensors have {claimed:,} bytes, and the file {size:,}: not the weights of a model'
         )
     return out
 
@@ -83,10 +83,10 @@ _AVOIDED = {'momentum', 'target', 'slow', 'k'}
 
 def _rank(prefix):
     "Order networks of one file by their prefixes: the one that is evaluated comes first"
-    words = set(re.split(r'[._]', prefix))
-    if words & _PREFERRED:
+    pieces = set(re.split(r'[._]', prefix))
+    if pieces & _PREFERRED:
         return 0
-    return 2 if words & _AVOIDED else 1
+    return 2 if pieces & _AVOIDED else 1
 
 
 def network_prefix(

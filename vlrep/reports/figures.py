@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['COLOUR', 'ASKS', 'data_uri', 'render_template', 'render_macro', 'facts_html', 'table_html', 'ticks', 'curves_svg',
-           'ask_name', 'bars_html', 'wide_rows', 'cards_html', 'figures_html', 'veil_uri', 'words_html', 'near_html',
-           'page_html']
+           'evaluation_name', 'bars_html', 'wide_rows', 'cards_html', 'figures_html', 'veil_uri', 'words_html',
+           'near_html', 'page_html']
 
 # %% ../../nbs/reports/20_figures.ipynb #f94e7417
 import base64
@@ -200,7 +200,7 @@ ASKS = {  # Question of a row -> its title in a report
 }
 
 
-def ask_name(r: dict) -> str:
+def evaluation_name(r: dict) -> str:
     "Write the title of a row's question in a report"
     return ASKS.get(r['question'], r['question']) + (f' ({r["metric"]})' if r.get('metric') else '')
 
@@ -222,14 +222,14 @@ def bars_html(
             **{k: percent(r[k]) for k in ('value', 'low', 'high', 'chance')},
         )
 
-    asked = {}
+    groups = {}
     for r in rows:
-        asked.setdefault(r['question'], []).append(r)
+        groups.setdefault(r['question'], []).append(r)
     return render_macro(
         'bars',
         [
-            dict(question=ask_name(rs[0]), n=rs[0]['n'], chance=rs[0]['chance'], bars=[bar(r) for r in rs])
-            for rs in asked.values()
+            dict(question=evaluation_name(rs[0]), n=rs[0]['n'], chance=rs[0]['chance'], bars=[bar(r) for r in rs])
+            for rs in groups.values()
         ],
     )
 
@@ -241,14 +241,17 @@ def wide_rows(
     name = shown_names(rows)
     out = {}
     for r in rows:
-        empty = dict(question=ask_name(r), n=r['n'], chance=f'{r["chance"]:.1f}') | {w: '' for w in name.values()}
+        empty = dict(question=evaluation_name(r), n=r['n'], chance=f'{r["chance"]:.1f}') | {
+            w: '' for w in name.values()
+        }
         new = out.setdefault(r['question'], empty)
         new[name[r['backbone']]] = f'{r["value"]:.1f} [{r["low"]:.1f}, {r["high"]:.1f}]'
     return list(out.values())
 
 # %% ../../nbs/reports/20_figures.ipynb #2ddb2573
 def cards_html(
-    samples: list,  # Dicts `image` (data URI), `caption`, and, where known, `said` (by a person), nouns `right wrong
+    samples: list,  # Dicts `image` (data URI), `caption`, and, where known, `reference` (by a person), nouns `right
+    # wrong
     # missed`, `note`
 ) -> str:  # A grid of cards
     "Show images with the model's caption, a human caption, and the nouns that are right, wrong or missed"
@@ -276,7 +279,8 @@ def veil_uri(
 
 
 def words_html(
-    samples: list,  # Dicts `image` (data URI, square), `words` with a dict `word, map` for each, `said` by a person
+    samples: list,  # Dicts `image` (data URI, square), `words` with a dict `word, map` for each, `reference` by a
+    # person
     # where
     # known
 ) -> str:  # A row for each sample

@@ -23,17 +23,17 @@ def learning_warning(
     rise = last['valid_loss'] - best['valid_loss']
     if rise <= max(0.1 * abs(low), 0.1):
         return None
-    learned = last['train_loss'] < best['train_loss'] and rise > max(0.5 * abs(low), 0.5)
-    said = f'held-out loss {low:.3f} at step {best["step"]:.0f}, {last["valid_loss"]:.3f} at step {last["step"]:.0f}'
-    if learned:
+    improved = last['train_loss'] < best['train_loss'] and rise > max(0.5 * abs(low), 0.5)
+    message = f'held-out loss {low:.3f} at step {best["step"]:.0f}, {last["valid_loss"]:.3f} at step {last["step"]:.0f}'
+    if improved:
         text = (
-            f'memorised its training set: {said}, and the training loss fell from {best["train_loss"]:.3f} to '
+            f'memorised its training set: {message}, and the training loss fell from {best["train_loss"]:.3f} to '
             f'{last["train_loss"]:.3f}'
         )
     else:
-        text = f'ended far from its best: {said}'
+        text = f'ended far from its best: {message}'
     return dict(
-        kind='memorised' if learned else 'ended far from its best',
+        kind='memorised' if improved else 'ended far from its best',
         best=low,
         best_step=int(best['step']),
         final=last['valid_loss'] if math.isfinite(rise) else None,

@@ -17,10 +17,10 @@ from ..core.files import FilePath, atomic_file, read_json
 from ..core.run_facts import last_result, log_rows, read_run_facts
 from ..core.text_files import json_lines
 from vlrep.reports.figures import (
-    ask_name,
     bars_html,
     cards_html,
     curves_svg,
+    evaluation_name,
     facts_html,
     figures_html,
     near_html,
@@ -50,14 +50,14 @@ def pick(
 
 # %% ../../nbs/reports/40_page.ipynb #7f8d24a8
 def jpeg_uri(
-    img: 'Image.Image',  # A PIL image
+    image: 'Image.Image',  # A PIL image
     side: int = 240,  # Its longer side in the page, at most
 ) -> str:  # data:image/jpeg;base64,...
     "Encode a photo as a data URI"
-    img = img.convert('RGB')
-    img.thumbnail((side, side))
+    image = image.convert('RGB')
+    image.thumbnail((side, side))
     buf = io.BytesIO()
-    img.save(buf, 'JPEG', quality=88)
+    image.save(buf, 'JPEG', quality=88)
     return 'data:image/jpeg;base64,' + base64.b64encode(buf.getvalue()).decode()
 
 # %% ../../nbs/reports/40_page.ipynb #fe59ff13
@@ -201,10 +201,10 @@ def _shown(samples):
             n=f'{near["n"]:,}' if near.get('share') else None,
             rows=near_html(near['asks'], near['pics']),
         )
-    kept = s.get('captions') or []
+    captions = s.get('captions') or []
     return dict(
-        nouns=any('right' in c for c in kept),
-        cards={k: cards_html(v) for k, v in pick(kept).items() if v},
+        nouns=any('right' in c for c in captions),
+        cards={k: cards_html(v) for k, v in pick(captions).items() if v},
         figures=figures_html(s.get('figures') or []),
         words=words_html(s.get('words') or []),
         traces=traces_html(s.get('traces') or []),
@@ -221,8 +221,8 @@ def _notes(runs, names=None):
 
 def _left_out(num):
     "Steps and photos that were left out, as facts and a list; '' if there were none"
-    bad = num.get('damaged') or {}
-    twins = num.get('duplicates') or {}
+    bad = num.get('corrupt') or {}
+    counterparts = num.get('duplicates') or {}
     facts = {}
     if num.get('skipped'):
         facts['steps left out, loss or gradient not finite'] = num['skipped']
@@ -232,8 +232,8 @@ def _left_out(num):
         images='test photos that are also in the training set',
         captions='their captions that are also in the training set, word for word',
     ).items():
-        if twins.get(k):
-            facts[what] = twins[k]
+        if counterparts.get(k):
+            facts[what] = counterparts[k]
     rows = [dict(photo=k, why=v) for k, v in list(bad.items())[:20]]
     caption = f'The first {len(rows)} of {len(bad)}' if len(bad) > len(rows) else ''
     return facts_html(facts) + table_html(rows, caption) if facts else ''
@@ -257,8 +257,8 @@ def report_html(
         f'Together {_clock(sum(res["seconds"].values()))} on {n} thread{("s" if n > 1 else "")}; '
         f'training went through {num["images_per_second"]:,.0f} images a second.'
     )
-    most = max(max(res['seconds'].values(), default=0), 1e-9)
-    said = table_html(
+    maximum = max(max(res['seconds'].values(), default=0), 1e-9)
+    transfer_html = table_html(
         wide_rows(num.get('caption_table') or []),
         'Scores against human references, in percent; chance is a human caption of another picture.',
     )
@@ -277,14 +277,14 @@ def report_html(
             heads=_heads(res),
             notes=_notes([dict(info=info, res=res)]),
             run=facts_html(_what(info, res)),
-            said=info.get('notes', []),
-            cost=render_macro('cost', [(k, 100 * v / most, _clock(v)) for k, v in res['seconds'].items()], cost),
+            log_notes=info.get('notes', []),
+            cost=render_macro('cost', [(k, 100 * v / maximum, _clock(v)) for k, v in res['seconds'].items()], cost),
             curves=_learning(log, staged, bands),
             reference=usual[0].upper() + usual[1:],
             transfer=_scores(num.get('table')),
             taught=num.get('supervised'),
             where=_scores(num.get('where')),
-            captioning=said,
+            captioning=transfer_html,
             left_out=_left_out(num),
             recipe=facts_html(recipe),
             **_shown(samples if isinstance(samples, dict) else list(samples)),
@@ -363,7 +363,11 @@ def over_seeds(
 
     first = {q: next(iter(by.values()))[0] for q, by in got.items()}
     return [
-        dict(question=ask_name(first[q]), chance=f'{first[q]["chance"]:.1f}', **{b: cell(ts) for b, ts in by.items()})
+        dict(
+            question=evaluation_name(first[q]),
+            chance=f'{first[q]["chance"]:.1f}',
+            **{b: cell(ts) for b, ts in by.items()},
+        )
         for q, by in got.items()
     ]
 
@@ -484,7 +488,7 @@ def comparison_html(
     def tables(k):
         return {n: r['res']['numbers'][k] for n, r in runs.items() if r['res']['numbers'].get(k)}
 
-    rows, where, said = (_merged(tables(k)) for k in ('table', 'where', 'caption_table'))
+    rows, where, captions = (_merged(tables(k)) for k in ('table', 'where', 'caption_table'))
     data = list(dict.fromkeys(r['info']['data']['name'] for r in runs.values()))
     what = [
         dict(
@@ -514,7 +518,7 @@ def comparison_html(
         if 'right' in r['res']['numbers']
     ]
     scores = (
-        table_html(wide_rows(said), 'Scores against human references, in percent.')
+        table_html(wide_rows(captions), 'Scores against human references, in percent.')
         + table_html(nouns, 'Nouns of held-out captions, in percent.')
         + table_html(nats, 'Loss of held-out captions.')
     )

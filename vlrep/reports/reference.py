@@ -67,17 +67,17 @@ def loss_curves(
     "Collect the losses of a run, as its report draws them"
 
     def col(name, rows):
-        kept = [r for r in rows if r.get(name) not in (None, '')]
-        return [float(r['step']) for r in kept], [float(r[name]) for r in kept]
+        rows_with = [r for r in rows if r.get(name) not in (None, '')]
+        return [float(r['step']) for r in rows_with], [float(r[name]) for r in rows_with]
 
     ends = [r for r in rows if r.get('valid_loss') not in (None, '')]
     within = [r for r in rows if r.get('valid_loss') in (None, '')]
     return {'training': col('train_loss', max(ends, within, key=len)), 'held out': col('valid_loss', ends)}
 
 # %% ../../nbs/reports/25_reference.ipynb #5f431334
-def _kept(steps, most):
-    "At most `most` of `steps`, evenly spread, the last one among them"
-    every = -(-len(steps) // most)
+def _kept(steps, max_points):
+    "At most `max_points` of `steps`, evenly spread, the last one among them"
+    every = -(-len(steps) // max_points)
     return [s for i, s in enumerate(reversed(steps)) if i % every == 0][::-1]
 
 
@@ -85,7 +85,7 @@ def gather_curves(
     runs: list,  # Pairs of recipe.json, as a dict, and rows of log.csv; one for each seed
     *,
     overfit: list | tuple = (),  # Steps that `--overfit` took, for each of some seeds
-    most: int = 40,  # Points of a curve
+    max_points: int = 40,  # Points of a curve
 ) -> dict:  # What a reference holds: facts, `seeds`, `curves` and `overfit`
     "Gather the range of the losses of several runs of one recipe at each step"
     first = runs[0][0]
@@ -99,7 +99,7 @@ def gather_curves(
     read = [loss_curves(rows) for _, rows in runs]
     for name in ('training', 'held out'):
         at = [dict(zip(*r[name])) for r in read]
-        steps = _kept(sorted(set(at[0]).intersection(*at[1:])), most)
+        steps = _kept(sorted(set(at[0]).intersection(*at[1:])), max_points)
 
         def four(f):
             return [float(f'{f([a[s] for a in at]):.4g}') for s in steps]
@@ -177,15 +177,15 @@ def reference_curve(
     recipe: str = 'world',  # 'tiny', for `vlrep pretrain --tiny`, or the name of a recipe
 ) -> dict:  # As from `gather_curves`: facts, `seeds`, `curves` of 'training' and 'held out', `overfit`
     "Look up the losses of runs that are known to be right; a `ValueError` if there are none"
-    there = _entries(method)
-    if recipe not in there:
-        raise did_you_mean(f'reference of {method}', recipe, there)
-    return copy.deepcopy(there[recipe])
+    references = _entries(method)
+    if recipe not in references:
+        raise did_you_mean(f'reference of {method}', recipe, references)
+    return copy.deepcopy(references[recipe])
 
 
-def _nearest(info, there):
+def _nearest(info, references):
     "(name, reference, how the run differs from it) of the one that is most like the run; None without any"
-    known = [(name, e, _differing(info, e)) for name, e in there.items()]
+    known = [(name, e, _differing(info, e)) for name, e in references.items()]
     return min(known, key=lambda k: len(k[2]), default=None)
 
 
@@ -199,10 +199,10 @@ def _none(method, other):
 # %% ../../nbs/reports/25_reference.ipynb #fa8c4434
 def curve_bands(
     info: dict,  # recipe.json of a run
-    there: dict = None,  # Name -> reference, as from `gather_curves`; by default those of the run's method
+    references: dict = None,  # Name -> reference, as from `gather_curves`; by default those of the run's method
 ) -> dict:  # 'training' and 'held out' -> (steps, lows, highs); {} if there is no reference
     "Look up the ranges in which the losses of a run are expected"
-    nearest = _nearest(info, _entries(info['method']) if there is None else there)
+    nearest = _nearest(info, _entries(info['method']) if references is None else references)
     if nearest is None or nearest[2]:
         return {}
     return {k: usual_range(c, len(nearest[1]['seeds'])) for k, c in nearest[1]['curves'].items()}
@@ -211,17 +211,17 @@ def curve_bands(
 def curve_verdict(
     info: dict,  # recipe.json of a run
     rows: list,  # Rows of its log.csv
-    there: dict = None,  # As for `curve_bands`
+    references: dict = None,  # As for `curve_bands`
 ) -> dict:  # `kind`: within, above, below or none; `text`, a line; `name` of the reference, None without one
     "Compare the losses of a run with its reference"
 
     def none(why):
         return dict(kind='none', text=f'loss not compared: {why}', name=None)
 
-    nearest = _nearest(info, _entries(info['method']) if there is None else there)
+    nearest = _nearest(info, _entries(info['method']) if references is None else references)
     if nearest is None or nearest[2]:
         return none(_none(info['method'], nearest and nearest[2]))
-    bands = curve_bands(info, there)
+    bands = curve_bands(info, references)
     read = loss_curves(rows)
     n = len(nearest[1]['seeds'])
     if not any(set(read[k][0]) & set(b[0]) for k, b in bands.items()):
@@ -256,10 +256,10 @@ def compare_curve(
 def overfit_verdict(
     info: dict,  # `method`, `recipe` and `data`, as in recipe.json
     steps: int,  # That were needed; None: it was not reached
-    there: dict = None,  # As for `curve_verdict`
+    references: dict = None,  # As for `curve_verdict`
 ) -> str:  # What is usual, and whether this is far from it; '' if there is nothing to compare with
     "Compare the steps of `--overfit` with those of the reference"
-    known = _entries(info['method']) if there is None else there
+    known = _entries(info['method']) if references is None else references
     own = dict(info, data=info['data']['name'])
     known = {k: {**e, 'data': e['data']['name']} for k, e in known.items() if e['overfit']}
     nearest = _nearest(own, known)

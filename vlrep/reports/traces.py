@@ -109,9 +109,9 @@ def mask_edge(
     return across + ''.join(f'M{x} {a}V{b}' for x in range(w + 1) for a, b in _runs(m[1:-1, x] != m[1:-1, x + 1]))
 
 # %% ../../nbs/reports/30_traces.ipynb #1a55f7c4
-def _word_pictures(word, said, end):
-    "What the macro `told_word` draws: the mask, and the veil of the attention with the mask's edge"
-    text, t = said[word['at']]
+def _word_pictures(word, spoken, end):
+    "What the macro `narrated_word` draws: the mask, and the veil of the attention with the mask's edge"
+    text, t = spoken[word['at']]
     color = time_colour(t / end)
     mask = np.asarray(word['mask'], bool)
     edge = mask_edge(mask)
@@ -132,29 +132,29 @@ def _word_pictures(word, said, end):
 # %% ../../nbs/reports/30_traces.ipynb #982f6d29
 def traces_html(
     samples: list,  # Dicts of `vlrep.evaluation.grounding.trace_samples`: `image` (data URI, square), `end` in seconds,
-    # `strokes`, `said`, `words`
+    # `strokes`, `spoken`, `words`
 ) -> str:  # A block for each
     """Show each picture with the mouse's path over it, what was said, and for each word its mask and the attention
 
     The mask stands above, the network's attention below
     """
 
-    def told(s):
+    def narrative_html(s):
         end = max(s['end'], 1e-9)
 
         def color(t):
             return None if t is None else time_colour(t / end)
 
-        said = [
+        words_html = [
             dict(word=w, color=c and _hex(c), letters=c and _hex(for_letters(c)))
-            for w, c in ((w, color(t)) for w, t in s['said'])
+            for w, c in ((w, color(t)) for w, t in s['spoken'])
         ]
         return dict(
             image=s['image'],
             end=end,
             path=_path(s['strokes'], end),
-            said=said,
-            words=[_word_pictures(w, s['said'], end) for w in s['words']],
+            spoken=words_html,
+            words=[_word_pictures(w, s['spoken'], end) for w in s['words']],
         )
 
-    return render_macro('traces', [told(s) for s in samples], [_hex(c) for c in _TURBO])
+    return render_macro('traces', [narrative_html(s) for s in samples], [_hex(c) for c in _TURBO])

@@ -22,7 +22,7 @@ from ..core.plotting import INK, drawable, png_uri
 from ..core.text_files import read_toml
 from ..evaluation.base import EVALUATIONS
 from ..experiments.comparisons import difference
-from ..reports.figures import ask_name, curves_svg, facts_html, figures_html, page_html, table_html
+from ..reports.figures import curves_svg, evaluation_name, facts_html, figures_html, page_html, table_html
 from ..reports.instability import dagger
 from ..reports.page import shown_files
 from .plan import Study, Variant, change_texts, questions_of, quick_table, variant_recipe
@@ -33,7 +33,7 @@ from vlrep.studies.verdicts import (
     read_study_lines,
     runs_by_variant,
     study_head,
-    unstable_beside,
+    unstable_partner,
     unstable_run,
 )
 
@@ -81,7 +81,7 @@ def comparison_rows(
             {
                 'claim': dagger(f'{r["id"]}: {r["text"]}', any(unstable.values())),
                 'difference': ' − '.join(sides),
-                'question': ask_name(dict(question=r['question'])),
+                'question': evaluation_name(dict(question=r['question'])),
                 **numbers,
                 'verdict': r['verdict'],
                 'after Holm': r.get('corrected', '–'),
@@ -107,7 +107,7 @@ def score_rows(
     def row(q, by):
         first = next(iter(by.values()))[0]
         return dict(
-            question=ask_name(first),
+            question=evaluation_name(first),
             chance=f'{first["chance"]:.1f}',
             **{_marked(a, ls): _spread_of([r['value'] for r in by.get(a, [])]) for a, ls in groups.items()},
         )
@@ -281,15 +281,15 @@ def study_notes(
         return f'{l["variant"]}{what}, trial {l["trial"] + 1}' + (f' of round {l["round"] + 1}' if 'round' in l else '')
 
     bad = [(who(l), unstable_run(l)) for l in lines if l['kind'] in ('run', 'trial', 'task', 'task_trial', 'diverged')]
-    beside = dict.fromkeys((c.control[1:], c.treatment) for c in study.comparisons if c.control[:1] == '@')
+    baselines = dict.fromkeys((c.control[1:], c.treatment) for c in study.comparisons if c.control[:1] == '@')
     bad += [
-        (f'{b} beside {who(l)}', unstable_beside(l, b))
-        for b, a in beside
+        (f'{b} beside {who(l)}', unstable_partner(l, b))
+        for b, a in baselines
         for l in lines
         if l['kind'] == 'run' and l['variant'] == a
     ]
-    said = [f'changed in {study.file} after the first result: {"; ".join(study.changed)}'] if study.changed else []
-    return [f'† {name}: {text}' for name, text in bad if text] + mixed_facts(lines) + said
+    notes = [f'changed in {study.file} after the first result: {"; ".join(study.changed)}'] if study.changed else []
+    return [f'† {name}: {text}' for name, text in bad if text] + mixed_facts(lines) + notes
 
 # %% ../../nbs/studies/40_report.ipynb #f92b8015
 _TONES = dict(replicates='good', reversed='bad', different='bad', equivalent='method')
@@ -398,7 +398,7 @@ _EXPLAIN = dict(
     "p for the number of comparisons. Seeds it would take: to resolve a difference of the paper's size, or "
     'of the margin, where the paper has a tie.',
     scores='Percent; mean over seeds (lowest to highest).',
-    asked='R@k in percent, median ranks as they are; mean over seeds (lowest to highest).',
+    evaluated='R@k in percent, median ranks as they are; mean over seeds (lowest to highest).',
     tasks='Percent; mean over seeds, and half of its 95 % interval over seeds and test images.',
     task_trials='Scores of validation scenes; the chosen trial is marked.',
     trials='Each variant has the same number of trials. A dagger: unstable or failed training.',
@@ -408,14 +408,14 @@ _EXPLAIN = dict(
 
 # %% ../../nbs/studies/40_report.ipynb #5d0e4a71
 _MODE_NAMES = dict(
-    full='Tasks, fine-tuned in full', frozen='Tasks, the body frozen', blind='Tasks, fine-tuned without the image'
+    full='Tasks, fine-tuned in full', frozen='Tasks, the body frozen', text_only='Tasks, fine-tuned without the image'
 )
 
 
-def _asked_tables(study, lines):
+def _evaluated_tables(study, lines):
     "Title -> rows, for each evaluation that can be compared; those that did not run have none"
-    told = {k: f'{e.explain[0].upper()}{e.explain[1:]}' for k, e in EVALUATIONS.items() if e.scores}
-    return {title: rows for k, title in told.items() if (rows := score_rows(study, lines, k))}
+    explanations = {k: f'{e.explain[0].upper()}{e.explain[1:]}' for k, e in EVALUATIONS.items() if e.scores}
+    return {title: rows for k, title in explanations.items() if (rows := score_rows(study, lines, k))}
 
 
 def _task_tables(study, lines):
@@ -434,7 +434,7 @@ def study_markdown(
         'Verdicts': comparison_rows(rows),
         'Scores': score_rows(study, lines),
         'Where the models look': score_rows(study, lines, 'where'),
-        **_asked_tables(study, lines),
+        **_evaluated_tables(study, lines),
         **_task_tables(study, lines),
         'Tuning': trial_rows(study, lines) if study.tune else [],
         'Tuning of the tasks': task_trial_rows(study, lines),
@@ -457,7 +457,7 @@ def study_html(
     drawn = figures_html([dict(title='Differences', image=png_uri(fig))]) if fig else ''
     table = score_rows(study, lines)
     scores = [table_html(table, _EXPLAIN['scores'])] if table else []
-    scores += [table_html(v, f'{k}. {_EXPLAIN["asked"]}') for k, v in _asked_tables(study, lines).items()]
+    scores += [table_html(v, f'{k}. {_EXPLAIN["evaluated"]}') for k, v in _evaluated_tables(study, lines).items()]
     scores += [table_html(v, f'{k}. {_EXPLAIN["tasks"]}') for k, v in _task_tables(study, lines).items()]
     if where:
         scores.append(table_html(where, 'Where the models look. ' + _EXPLAIN['scores']))

@@ -31,12 +31,12 @@ def task_trouble(
     skipped: int,  # Steps whose loss or gradient was not finite
 ) -> str:  # '' for a training without trouble
     "Warnings about a fine-tuning; not that held-out loss rises, since a score chooses the checkpoint"
-    said = []
+    problems = []
     first = rows[0]['train_loss']
     last = rows[-1]['train_loss']
     if not np.isfinite(last) or last > first:
-        said.append(f'the training loss went from {first:.3f} to {last:.3f}')
-    return '; '.join(said + ([f'{skipped} step{("s" if skipped > 1 else "")} not finite'] if skipped else []))
+        problems.append(f'the training loss went from {first:.3f} to {last:.3f}')
+    return '; '.join(problems + ([f'{skipped} step{("s" if skipped > 1 else "")} not finite'] if skipped else []))
 
 
 def _finetune(study, job, steps=0, log=print):
@@ -44,7 +44,7 @@ def _finetune(study, job, steps=0, log=print):
     folder = Path(job['folder'])
     variant = study.variant(job['variant'])
     if any((folder / 'steps').glob('*')) or (folder / 'best').is_dir():
-        return resume_run(folder, runtime=Runtime(max_damaged=study.max_damaged), log=log)
+        return resume_run(folder, runtime=Runtime(max_corrupt=study.max_corrupt), log=log)
     shutil.rmtree(folder, ignore_errors=True)  # it was killed before its first checkpoint
     trial = job['kind'] == 'task_trial'
     source = Path(job['out']) / 'runs' / f'{variant.name}-{study.seeds[0] if trial else job["seed"]}'
@@ -54,7 +54,7 @@ def _finetune(study, job, steps=0, log=print):
         finetune_spec(
             source, job['task'], changes, data=study.data, seed=job['seed'], precision=study.precision, threads=1
         ),
-        Runtime(max_damaged=study.max_damaged),
+        Runtime(max_corrupt=study.max_corrupt),
         out=folder,
         log=log,
     )
@@ -142,14 +142,14 @@ def _task_seconds(study, source, task, mode, folder):
         finetune_spec(
             source, task, [*changes, *change_texts(few)], data=study.data, precision=study.precision, threads=1
         ),
-        Runtime(max_damaged=study.max_damaged),
+        Runtime(max_corrupt=study.max_corrupt),
         out=folder,
         log=noop,
     )
     step = plan.bs / max(r['images_s'] for r in read_log(Path(folder) / 'log.csv'))
-    said = last_result(folder)['seconds']['answers'] / (2 * (few['valid'] + few['test']))  # also without the image
+    seconds = last_result(folder)['seconds']['answers'] / (2 * (few['valid'] + few['test']))  # also without the image
     looks = -(-plan.steps // plan.every)
-    return plan.steps * step + said * (looks * sizes.valid + 2 * (sizes.valid + sizes.test)), step
+    return plan.steps * step + seconds * (looks * sizes.valid + 2 * (sizes.valid + sizes.test)), step
 
 
 def measured_task_speed(
@@ -187,7 +187,7 @@ def measured_task_speed(
                 precision=study.precision,
                 backbone=variant.backbone or None,
             ),
-            Runtime(max_damaged=study.max_damaged),
+            Runtime(max_corrupt=study.max_corrupt),
             out=Path(tmp) / 'run',
             log=noop,
         )

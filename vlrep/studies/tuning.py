@@ -17,7 +17,7 @@ import torch
 from ..core.files import FilePath
 from ..data.loader import TooManyDamaged
 from ..datasets.world.dataset import world
-from ..evaluation.transfer import ask_all
+from ..evaluation.transfer import evaluate_transfer
 from ..experiments.baselines import train_on
 from ..experiments.config import recipe_dict
 from ..experiments.splits import open_splits
@@ -59,14 +59,16 @@ def validation_score(
 ) -> float:  # In percent
     "A task of the transfer table, evaluated on validation scenes under domain shift"
     fit = world('train', options.probe, size=size, shifted=True)
-    held = world('valid', options.probe_held + tune.scenes, size=size, shifted=True)
-    choose, report = (held.subset(range(*r)) for r in ((0, options.probe_held), (options.probe_held, len(held))))
-    parts = dict(train=fit, valid=choose, test=report)
-    label = 'tags' if 'objects' in tune.score else tune.score
-    asked = ask_all(
-        {k: features(net, s, size) for k, s in parts.items()}, {k: {label: s.labels[label]} for k, s in parts.items()}
+    held_out = world('valid', options.probe_held + tune.scenes, size=size, shifted=True)
+    choose, report = (
+        held_out.subset(range(*r)) for r in ((0, options.probe_held), (options.probe_held, len(held_out)))
     )
-    stat = next(stat for q, _, _, _, stat, _ in asked if q == tune.score)
+    splits = dict(train=fit, valid=choose, test=report)
+    label = 'tags' if 'objects' in tune.score else tune.score
+    scores = evaluate_transfer(
+        {k: features(net, s, size) for k, s in splits.items()}, {k: {label: s.labels[label]} for k, s in splits.items()}
+    )
+    stat = next(stat for q, _, _, _, stat, _ in scores if q == tune.score)
     return round(100 * float(stat(np.ones((1, len(report))))[0]), 3)
 
 # %% ../../nbs/studies/20_tuning.ipynb #40561e58
@@ -79,7 +81,7 @@ def study_precision(
 
 def _trained(study, method, recipe, options, splits, *, folder, log):
     "A learner with the weights of its best checkpoint"
-    tok = method.train_tokenizer(recipe, splits['train'])
+    tokenizer = method.train_tokenizer(recipe, splits['train'])
     with Run.create(
         folder,
         recipe_dict(recipe),
@@ -93,12 +95,12 @@ def _trained(study, method, recipe, options, splits, *, folder, log):
             recipe,
             splits,
             study.data,
-            tok,
+            tokenizer,
             seed=study.tune.seed,
             precision=study.precision,
             cbs=[CSVLogger(run / 'log.csv', log=log), Checkpointer(run)],
             log=log,
-            max_damaged=study.max_damaged,
+            max_corrupt=study.max_corrupt,
         )
         if not math.isfinite(learn.train_state.best_loss):
             raise ValueError('the held-out loss was never a finite number')
@@ -140,7 +142,7 @@ def train_trial(
         study.root or None,
         seed=study.tune.seed,
         log=log,
-        max_damaged=study.max_damaged,
+        max_corrupt=study.max_corrupt,
     )
     try:
         learn, run = _trained(study, method, recipe, options, splits, folder=folder, log=log)
@@ -166,5 +168,5 @@ def unstable_text(
     skipped: int,  # Steps whose loss or gradient was not finite
 ) -> str:  # '' for a training without trouble
     "Warnings about a training"
-    said = [warning['text']] if warning else []
-    return '; '.join(said + ([f'{skipped} step{("s" if skipped > 1 else "")} not finite'] if skipped else []))
+    texts = [warning['text']] if warning else []
+    return '; '.join(texts + ([f'{skipped} step{("s" if skipped > 1 else "")} not finite'] if skipped else []))

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['verdict', 'p_value', 'holm', 'needed_seeds', 'judge', 'read_study_lines', 'check_head', 'study_head', 'read_lines_of',
            'file_changes', 'as_today', 'constant_row', 'runs_by_variant', 'mixed_facts', 'from_start', 'check_measured',
-           'unstable_run', 'judge_study', 'unstable_beside']
+           'unstable_run', 'judge_study', 'unstable_partner']
 
 # %% ../../nbs/studies/30_verdicts.ipynb #e07536b0
 import json
@@ -79,14 +79,14 @@ def holm(
 def needed_seeds(
     d: Difference,  # The observed difference
     size: float,  # The difference that should be resolved
-    most: int = 10**4,  # More are not counted
-) -> float:  # A whole number from 2; infinite if no number of seeds is enough, or more than `most`
+    max_seeds: int = 10**4,  # More are not counted
+) -> float:  # A whole number from 2; infinite if no number of seeds is enough, or more than `max_seeds`
     "Count the seeds that would resolve a difference of this size, with the observed spreads over seeds and scenes"
     if not size > 0:
         raise ValueError(f'size={size}: must be above 0')
     if 1.96 * d.s_scene >= size:
         return math.inf
-    s = np.arange(2, most + 1)
+    s = np.arange(2, max_seeds + 1)
     half = np.hypot(stats.t.ppf(0.975, s - 1) * d.s_seed / np.sqrt(s), 1.96 * d.s_scene)
     return int(s[np.argmax(half < size)]) if (half < size).any() else math.inf
 
@@ -335,7 +335,7 @@ def mixed_facts(
             _, which = by.setdefault(k, {}).setdefault(json.dumps(v, sort_keys=True), (v, {}))
             which.setdefault(who, set()).add('trials' if 'trial' in l else l['seed'])
 
-    def said(v):
+    def text(v):
         return ', '.join(f'{k} {x}' for k, x in v.items()) if isinstance(v, dict) else str(v)
 
     def of(which):
@@ -347,7 +347,7 @@ def mixed_facts(
         return '; '.join(f'{", ".join(variants)}: {", ".join(map(str, seeds))}' for seeds, variants in same.items())
 
     return [
-        f'lines of different {k}: ' + '; '.join(f'{said(v)} ({of(which)})' for v, which in got.values())
+        f'lines of different {k}: ' + '; '.join(f'{text(v)} ({of(which)})' for v, which in got.values())
         for k, got in by.items()
         if len(got) > 1
     ]
@@ -483,7 +483,7 @@ def _reason(lines, variant, seed, c):
     return ''
 
 # %% ../../nbs/studies/30_verdicts.ipynb #ab45c643
-def unstable_beside(
+def unstable_partner(
     line: dict,  # A run
     name: str,  # A row beside it, such as supervised
 ) -> str:  # '' for a training without trouble, or no training
@@ -511,6 +511,6 @@ def _warnings(study, c, runs, lines):
         found[c.control] = [
             f'beside {c.treatment}, seed {l["seed"]}: {text}'
             for l in runs.get(c.treatment, [])
-            if (text := unstable_beside(l, c.control[1:]))
+            if (text := unstable_partner(l, c.control[1:]))
         ]
     return found

@@ -92,7 +92,7 @@ class StepSeed(BaseCallback):
     name = 'randomness'
     order = 5
     run_valid = False
-    held = None
+    fork = None
 
     def __init__(
         self,
@@ -106,8 +106,8 @@ class StepSeed(BaseCallback):
         device = next(self.model.parameters()).device
         self.kind = device.type
         cuda = [device] if self.kind == 'cuda' else []
-        self.held = torch.random.fork_rng(devices=cuda)
-        self.held.__enter__()
+        self.fork = torch.random.fork_rng(devices=cuda)
+        self.fork.__enter__()
 
     def before_batch(self) -> None:
         s = seed_of(self.seed, 'step', self.learn.train_state.batch, self.rank)
@@ -117,9 +117,9 @@ class StepSeed(BaseCallback):
             getattr(torch, self.kind).manual_seed(s)
 
     def on_exit(self) -> None:
-        if self.held:
-            self.held.__exit__(None, None, None)
-        self.held = None
+        if self.fork:
+            self.fork.__exit__(None, None, None)
+        self.fork = None
 
     def after_fit(self) -> None:
         self.on_exit()

@@ -49,8 +49,8 @@ class Checkpointer(StatefulCallback):
         "For messages: what is saved"
         if not hasattr(self.folder, 'saved'):
             return f'; the last checkpoint is that of step {self.at}' if self.at else ''
-        if there := self.folder.saved():
-            return f'; the last checkpoint is that of step {there[-1]} in {self.folder.path}'
+        if steps := self.folder.saved():
+            return f'; the last checkpoint is that of step {steps[-1]} in {self.folder.path}'
         return f'; the only checkpoint is {self.folder / "best"}' if (self.folder / 'best').is_dir() else ''
 
     def save(self, *names) -> None:

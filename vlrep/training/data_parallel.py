@@ -30,7 +30,7 @@ class DDPTraining(BaseCallback):
     ):
         self.procs = dist
         self.sync_bn = sync_bn
-        self.held = ExitStack()
+        self.stack = ExitStack()
         self.window = ExitStack()
 
     def _open(self):
@@ -44,7 +44,7 @@ class DDPTraining(BaseCallback):
         if self.procs.world_size == 1 or not self.learn.fitting:
             return
         if self.sync_bn:
-            self.held.enter_context(sync_batch_norm(self.model, self.procs))
+            self.stack.enter_context(sync_batch_norm(self.model, self.procs))
         ids = [torch.device(self.procs.device).index] if self.procs.device.startswith('cuda') else None
         self.net = DistributedDataParallel(self.model, device_ids=ids)
 
@@ -92,7 +92,7 @@ class DDPTraining(BaseCallback):
         "Leave the model as it was"
         self._plain()
         self.window.close()
-        self.held.close()
+        self.stack.close()
         self.net = None
 
     @torch.no_grad()
@@ -104,7 +104,7 @@ class DDPTraining(BaseCallback):
             for g in self.learn.accumulate.grads():
                 g.copy_(self.procs.sum(g) / self.procs.world_size)
         for dl in self.dls.loaders:
-            for bad in self.procs.objects(dict(getattr(dl, 'damaged', {}))):
+            for bad in self.procs.objects(dict(getattr(dl, 'corrupt', {}))):
                 if bad:
                     dl._note(bad)
 

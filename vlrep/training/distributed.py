@@ -58,9 +58,9 @@ class Dist:
         "Add a tensor over all processes"
         if self.world_size == 1:
             return x
-        there = x.detach().to(self.device, copy=True)
-        distributed.all_reduce(there)
-        return there.to(x.device)
+        moved = x.detach().to(self.device, copy=True)
+        distributed.all_reduce(moved)
+        return moved.to(x.device)
 
     def broadcast(
         self,
@@ -69,9 +69,9 @@ class Dist:
         "Return the main process's `x`"
         if self.world_size == 1:
             return x
-        there = x.detach().to(self.device, copy=True)
-        distributed.broadcast(there, 0)
-        return there.to(x.device)
+        moved = x.detach().to(self.device, copy=True)
+        distributed.broadcast(moved, 0)
+        return moved.to(x.device)
 
     def objects(
         self,
@@ -98,10 +98,10 @@ class Dist:
             return x, 0
         mine = torch.zeros(self.world_size, dtype=torch.long, device=x.device)
         mine[self.rank] = len(x)
-        sizes = self.sum(mine).tolist()
-        full = F.pad(x, (0, 0) * (x.ndim - 1) + (0, max(sizes) - len(x)))
-        rows = [r[:n] for r, n in zip(all_gather(full.contiguous()), sizes)]
-        return torch.cat(rows), sum(sizes[: self.rank])
+        counts = self.sum(mine).tolist()
+        full = F.pad(x, (0, 0) * (x.ndim - 1) + (0, max(counts) - len(x)))
+        rows = [r[:n] for r, n in zip(all_gather(full.contiguous()), counts)]
+        return torch.cat(rows), sum(counts[: self.rank])
 
     @contextmanager
     def main_first(self) -> 'Iterator[None]':
@@ -144,7 +144,7 @@ def _is_host(rank):
 def _reach(address, port, timeout):
     "Wait until somebody listens at an address; a `ProcessFailure` names it if nobody does"
     begun = time.monotonic()
-    told = False
+    announced = False
     while True:
         try:
             return socket.create_connection((address, port), timeout=5).close()
@@ -161,9 +161,9 @@ def _reach(address, port, timeout):
                 f'MASTER_ADDR={address}, MASTER_PORT={port}: nobody answers there after {waited:.0f} '
                 f's ({why.strerror or why}): is it the address of rank 0, and does that run?'
             )
-        if waited > 10 and not told:
+        if waited > 10 and not announced:
             print(f'waiting for rank 0 at {address}:{port} ({why.strerror or why})', file=sys.stderr, flush=True)
-            told = True
+            announced = True
         time.sleep(0.2)
 
 
@@ -315,7 +315,7 @@ def _heard(dist, store, own, patience):
     """
     others = [r for r in range(dist.world_size) if r != dist.rank]
 
-    def there(what):
+    def received(what):
         return [r for r in others if store.check([f'vlrep/{what}/{r}'])]
 
     def wait(seconds, enough):
@@ -324,32 +324,32 @@ def _heard(dist, store, own, patience):
             time.sleep(0.05)
 
     def heard():
-        return {r: store.get(f'vlrep/says/{r}').decode() for r in there('says')}
+        return {r: store.get(f'vlrep/says/{r}').decode() for r in received('says')}
 
     def finished():
         if own:
-            return len(there('done')) == len(others)
-        said = heard()
-        return any(said.values()) or len(said) == len(others)
+            return len(received('done')) == len(others)
+        text = heard()
+        return any(text.values()) or len(text) == len(others)
 
     store.set(f'vlrep/says/{dist.rank}', own)
     wait(patience, finished)
-    said = heard()
+    messages = heard()
     store.set(f'vlrep/done/{dist.rank}', '1')
     if dist.is_main:
-        wait(1.0, lambda: set(there('done')) >= set(said))
-    return said
+        wait(1.0, lambda: set(received('done')) >= set(messages))
+    return messages
 
 
 def _cause(dist, store, e, patience):
     "Which rank caused the error `e`, and why"
     try:
-        said = _heard(dist, store, '', patience)
+        message = _heard(dist, store, '', patience)
     except RuntimeError:
         return 'rank 0 has ended without a message'
-    if why := [f'rank {r} failed: {text}' for r, text in said.items() if text]:
+    if why := [f'rank {r} failed: {text}' for r, text in message.items() if text]:
         return why[0]
-    silent = [r for r in range(dist.world_size) if r != dist.rank and r not in said]
+    silent = [r for r in range(dist.world_size) if r != dist.rank and r not in message]
     if not silent:
         return f'the connection between the processes broke ({str(e).splitlines()[0]})'
     if 'imed out' in str(e) or 'imeout' in str(e):
@@ -357,7 +357,7 @@ def _cause(dist, store, e, patience):
     return f'{_ranks(silent)} ended without a message (killed?)'
 
 # %% ../../nbs/training/05_distributed.ipynb #a1d7000a
-def _said_before(store, dist, e):
+def _earlier_message(store, dist, e):
     "The reason of the main process, if it has failed already, and for another reason than `e`; or ''"
     if dist.is_main or _of_exchange(e):
         return ''
@@ -367,12 +367,12 @@ def _said_before(store, dist, e):
             if time.monotonic() > until:
                 return ''
             time.sleep(0.05)
-        said = store.get('vlrep/says/0').decode()
-        if not said or said == f'{type(e).__name__}: {e}':
+        text = store.get('vlrep/says/0').decode()
+        if not text or text == f'{type(e).__name__}: {e}':
             return ''
         store.set(f'vlrep/done/{dist.rank}', '1')
         store.set(f'vlrep/says/{dist.rank}', '')
-        return f'rank 0 failed: {said}'
+        return f'rank 0 failed: {text}'
     return ''
 
 
@@ -390,7 +390,7 @@ def propagate_errors(
             raise
         store = distributed.distributed_c10d._get_default_store()
         # what fails because the main process has failed, such as a file that it has removed again, is no reason
-        first = _said_before(store, dist, e)
+        first = _earlier_message(store, dist, e)
         if first:
             raise ProcessFailure(first) from e
         if _of_exchange(e):
@@ -399,10 +399,10 @@ def propagate_errors(
         if dist.device == 'cpu':
             distributed.destroy_process_group()
         own = f'{type(e).__name__}: {e}'
-        said = {}
+        messages = {}
         with suppress(RuntimeError):
-            said = _heard(dist, store, own, patience)
-        if said.get(0) == own and 'TORCHELASTIC_RUN_ID' in os.environ:
+            messages = _heard(dist, store, own, patience)
+        if messages.get(0) == own and 'TORCHELASTIC_RUN_ID' in os.environ:
             # the processes of torchrun write to one terminal
             raise SystemExit(1 if isinstance(e, OSError) else 2) from e
         raise

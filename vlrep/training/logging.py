@@ -261,11 +261,11 @@ class ProgressLogger(BaseCallback):
             self.live.clear()
         if s.epoch % self.every and s.batch < s.total:
             return
-        held = '' if v is None else f', held out {float(v):.3f}'
+        held_out = '' if v is None else f', held out {float(v):.3f}'
         if not s.batch:
-            return self.out(f'step 0, nothing is trained{held}')
+            return self.out(f'step 0, nothing is trained{held_out}')
         self.out(
-            f'step {s.step}, epoch {s.batch / len(self.dls.train):.3g}: loss {s.mean():.3f}{held}'
+            f'step {s.step}, epoch {s.batch / len(self.dls.train):.3g}: loss {s.mean():.3f}{held_out}'
             f', {s.speed:,.0f} images/s, {s.elapsed:.0f} s'
         )
 

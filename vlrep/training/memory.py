@@ -21,7 +21,7 @@ class _Live(TorchDispatchMode):
     def __init__(self):
         super().__init__()
         self.live = {}
-        self.most = 0
+        self.peak = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
@@ -32,7 +32,7 @@ class _Live(TorchDispatchMode):
         old = {s._cdata for s in of((args, kwargs))}
         self.live |= {s._cdata: (StorageWeakRef(s), s.nbytes()) for s in of(out) if s._cdata not in old}
         self.live = {k: v for k, v in self.live.items() if not v[0].expired()}
-        self.most = max(self.most, sum(n for _, n in self.live.values()))
+        self.peak = max(self.peak, sum(n for _, n in self.live.values()))
         return out
 
 
@@ -44,7 +44,7 @@ def peak_bytes(
     if torch.device(device).type != 'cuda':
         with _Live() as seen:
             f()
-        return seen.most
+        return seen.peak
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
@@ -82,7 +82,9 @@ class EMA(StatefulCallback):
 
     def statistics(self) -> list:
         "BatchNorm's running means and variances, outside of momentum encoders, each with its layer's momentum"
-        slow = {id(m) for s in self.model.modules() if hasattr(s, 'mirror') for m in s.modules()}  # `MomentumEncoder`
+        slow = {
+            id(m) for s in self.model.modules() if hasattr(s, 'sync_modes') for m in s.modules()
+        }  # `MomentumEncoder`
         norms = [
             m for m in self.model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and id(m) not in slow
         ]

@@ -15,7 +15,7 @@ from .learner import BaseCallback
 
 # %% ../../nbs/training/43_momentum.ipynb #488c3527
 class EMAUpdate(BaseCallback):
-    "Call the model's `follow` after each step that was made"
+    "Call the model's `momentum_update` after each step that was made"
 
     name = 'ema_update'
     order = 16
@@ -23,8 +23,8 @@ class EMAUpdate(BaseCallback):
     left_out = False
 
     def check(self, model: nn.Module) -> None:
-        "A `ValueError` if the model has no `follow`"
-        if not hasattr(model, 'follow'):
+        "A `ValueError` if the model has no `momentum_update`"
+        if not hasattr(model, 'momentum_update'):
             raise ValueError(f'{type(model).__name__} has no `follow()`, which moves its momentum encoder')
 
     def after_cancel_step(self) -> None:
@@ -34,7 +34,7 @@ class EMAUpdate(BaseCallback):
         left_out = self.left_out
         self.left_out = False
         if not left_out:
-            self.model.follow()
+            self.model.momentum_update()
 
 # %% ../../nbs/training/43_momentum.ipynb #0d49d65b
 class EnqueueKeys(BaseCallback):
@@ -94,13 +94,13 @@ def before_validate(self: EnqueueKeys) -> None:
     got = []
     at = (dl.epoch, dl.start) if hasattr(dl, 'seek') else None
     for batch, *_ in dl:
-        keys, ids, marks = model.keys_of(batch)
-        got.append(({k: self.gather(v.float()) for k, v in keys.items()}, self.gather(ids), self.gather(marks)))
+        keys, ids, tags = model.keys_of(batch)
+        got.append(({k: self.gather(v.float()) for k, v in keys.items()}, self.gather(ids), self.gather(tags)))
     if at:
         dl.seek(*at)
 
-    def join(parts):
-        return torch.cat(list(parts))[: model.queue.size]
+    def join(pieces):
+        return torch.cat(list(pieces))[: model.queue.size]
 
     keys = {k: join(g[0][k] for g in got) for k in got[0][0]}
     model.held_out = (model.queue.filled_with(keys, join(g[1] for g in got), join(g[2] for g in got)),)

@@ -32,22 +32,22 @@ def cpu_has_bf16() -> bool:
 
 def choose_precision(
     device: str | torch.device,  # Where the training runs
-    asked: str = 'auto',  # auto, fp32, bf16 or fp16
+    precision: str = 'auto',  # auto, fp32, bf16 or fp16
 ) -> str:  # fp32, bf16 or fp16
     "Choose the precision to train in; a `ValueError` if the device does not support the requested one"
-    if asked not in ('auto', 'fp32', 'bf16', 'fp16'):
-        raise did_you_mean('precision', asked, ('auto', 'fp32', 'bf16', 'fp16'))
+    if precision not in ('auto', 'fp32', 'bf16', 'fp16'):
+        raise did_you_mean('precision', precision, ('auto', 'fp32', 'bf16', 'fp16'))
     kind = torch.device(device).type
     best = 'fp32'
     if kind == 'cuda':
         best = 'bf16' if torch.cuda.is_bf16_supported(including_emulation=False) else 'fp16'
-        if asked == 'bf16' and best != 'bf16':
+        if precision == 'bf16' and best != 'bf16':
             raise ValueError('precision bf16: this GPU has no bfloat16, ask for fp16 or fp32')
-    elif asked == 'fp16' or asked == 'bf16' and kind != 'cpu':
-        raise ValueError(f'precision {asked} is not for device {kind}: ask for auto or fp32')
+    elif precision == 'fp16' or precision == 'bf16' and kind != 'cpu':
+        raise ValueError(f'precision {precision} is not for device {kind}: ask for auto or fp32')
     elif kind == 'cpu' and cpu_has_bf16():
         best = 'bf16'
-    return best if asked == 'auto' else asked
+    return best if precision == 'auto' else precision
 
 
 def learner_precision(
@@ -112,10 +112,10 @@ class MixedPrecision(StatefulCallback):
 
     def __init__(
         self,
-        asked: str = 'auto',  # As for `choose_precision`
+        precision: str = 'auto',  # As for `choose_precision`
         out=print,  # Called once with what was chosen; None for no message
     ):
-        self.asked = asked
+        self.wanted = precision
         self.out = out
         self.scaler = None
         self.saved = None
@@ -134,14 +134,14 @@ class MixedPrecision(StatefulCallback):
         self.kind = next(self.model.parameters()).device.type
         first = self.chosen is None
         if first:
-            self.chosen = choose_precision(self.kind, self.asked)
+            self.chosen = choose_precision(self.kind, self.wanted)
         visual = getattr(self.model, 'visual', None)
         if effective_precision(self.model, self.chosen) != self.chosen:
-            if self.asked != 'auto':
+            if self.wanted != 'auto':
                 stop_fit(
                     self.learn,
                     ValueError(
-                        f'precision {self.asked}: on a CPU the model needs a `visual` with an `autocast` to set'
+                        f'precision {self.wanted}: on a CPU the model needs a `visual` with an `autocast` to set'
                     ),
                 )
             self.chosen = 'fp32'

@@ -121,9 +121,9 @@ def fingerprint(
     if dataset.captions is not None:
         for k in ('data', 'ends', 'rows'):
             h.update(np.ascontiguousarray(getattr(dataset.captions, k)))
-    told = dataset.narratives
-    if told is not None:
-        for a in (told.rows, *(x for c in told.cols.values() for x in c.take(told.at))):
+    narratives = dataset.narratives
+    if narratives is not None:
+        for a in (narratives.rows, *(x for c in narratives.cols.values() for x in c.take(narratives.at))):
             h.update(np.ascontiguousarray(a))
     for k in sorted(dataset.labels):
         h.update(k.encode())

@@ -27,7 +27,7 @@ from vlrep.core.files import (
     locked,
     parse_json,
     read_json,
-    settled,
+    recover_folder,
     write_error,
     write_json,
 )
@@ -54,7 +54,7 @@ def save_weights(
     **metadata,  # Texts that are stored with them
 ) -> None:
     "Write weights; a tensor that has several names is stored once; an `OSError` if the disk is full"
-    kept = {}
+    tensors = {}
     tied = {}
     seen = {}
     for name, t in sorted(weights.items()):
@@ -63,16 +63,16 @@ def save_weights(
             tied[name] = seen[key]
         else:
             seen[key] = name
-            kept[name] = t.detach().cpu().contiguous()
+            tensors[name] = t.detach().cpu().contiguous()
     # parts of one tensor share memory without being equal: give each its own
-    held = {}
-    for name, t in kept.items():
+    taken = {}
+    for name, t in tensors.items():
         at = t.untyped_storage().data_ptr() if t.numel() else name
-        kept[name] = t.clone() if at in held else t
-        held[at] = name
+        tensors[name] = t.clone() if at in taken else t
+        taken[at] = name
     notes = json.dumps(dict(tied=tied, **metadata), sort_keys=True)
     try:
-        save_file(kept, path, metadata=dict(notes=notes))  # one entry: several are in no order
+        save_file(tensors, path, metadata=dict(notes=notes))  # one entry: several are in no order
     except SafetensorError as e:
         raise _unwritten(path, e) from e
     os.chmod(path, 0o666 & ~_UMASK)  # safetensors makes files that other users may not read
@@ -262,9 +262,9 @@ def create(
     self = cls(path)
     self._lock()
     try:
-        there = [p for p in _PARTS if (self / p).exists()]
-        if there:
-            raise ValueError(f'{path}: holds a run already ({", ".join(there)}): choose another folder')
+        existing = [p for p in _PARTS if (self / p).exists()]
+        if existing:
+            raise ValueError(f'{path}: holds a run already ({", ".join(existing)}): choose another folder')
         recipe = asdict(recipe) if is_dataclass(recipe) else dict(recipe)
         facts = dict(format=FORMAT, method=method, recipe=recipe, data=data, seed=seed, precision=precision)
         self._write({**facts, 'threads': torch.get_num_threads(), 'versions': versions(), **more})
@@ -287,7 +287,7 @@ def reopen(
         for p in d.glob('.*.tmp'):
             shutil.rmtree(p) if p.is_dir() else p.unlink()
         for p in d.glob('.*.old'):
-            settled(p.with_name(p.name[1:-4]))
+            recover_folder(p.with_name(p.name[1:-4]))
             shutil.rmtree(p, ignore_errors=True)
     return self
 
@@ -340,18 +340,18 @@ def checkpoint(
     which: str | int = 'last',  # last, best, or the number of a step
 ) -> Path:  # Its folder, checked
     "Find a checkpoint; a `ValueError` says what is wrong with it, and which others there are"
-    there = self.saved()
+    steps = self.saved()
     if which == 'best':
         folder = self / 'best'
     elif which == 'last':
-        if not there:
+        if not steps:
             raise ValueError(f'{self / "steps"}: holds no checkpoint' + self._instead(which))
-        folder = self / f'steps/{there[-1]:06d}'
+        folder = self / f'steps/{steps[-1]:06d}'
     elif str(which).isdecimal():
         folder = self / f'steps/{int(which):06d}'
     else:
-        raise ValueError(f'checkpoint {which!r}: there are last, best and the steps {there}')
-    others = [s for s in there if f'{s:06d}' != folder.name]
+        raise ValueError(f'checkpoint {which!r}: there are last, best and the steps {steps}')
+    others = [s for s in steps if f'{s:06d}' != folder.name]
     try:
         return check_folder(folder)
     except ValueError as e:

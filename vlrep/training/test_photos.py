@@ -32,8 +32,8 @@ def _photo_digest(dataset, row):
     else:
         seen = np.ascontiguousarray(dataset.pixels[row]).tobytes() if hasattr(dataset, 'pixels') else b''
     texts = [] if dataset.captions is None else dataset.captions[row]
-    said = '\0'.join(texts).encode(errors='surrogatepass')
-    return hashlib.blake2b(seen + b'\0' + said, digest_size=8).hexdigest()
+    text = '\0'.join(texts).encode(errors='surrogatepass')
+    return hashlib.blake2b(seen + b'\0' + text, digest_size=8).hexdigest()
 
 
 def _identity(dataset):
@@ -110,14 +110,14 @@ def exclude_test_photos(
         return splits
     rows, gone, changed = find_test_photos(splits['test'], listed)
     names = {name for name, _ in listed}
-    kept = {
+    remaining = {
         part: [row for row, name in enumerate(splits[part].ids) if str(name) not in names]
         for part in ('train', 'valid')
     }
-    moved = sum(len(splits[part]) - len(mine) for part, mine in kept.items())
+    moved = sum(len(splits[part]) - len(mine) for part, mine in remaining.items())
     if len(rows) == len(splits['test']) and not moved:
         return splits
-    if len(rows) < 2 or not all(kept.values()):
+    if len(rows) < 2 or not all(remaining.values()):
         raise ValueError(
             f'of the {len(listed):,} test photos of the run, {gone:,} are missing and {changed:,} have '
             f'changed: too few remain; restore the data, or begin another run'
@@ -126,4 +126,7 @@ def exclude_test_photos(
         f'the data has changed: {len(rows):,} of the {len(listed):,} test photos of the run are used, no other photo '
         f'is tested on, and {moved:,} of them that are in train or valid now are removed from there'
     )
-    return {**{part: splits[part].subset(mine) for part, mine in kept.items()}, 'test': splits['test'].subset(rows)}
+    return {
+        **{part: splits[part].subset(mine) for part, mine in remaining.items()},
+        'test': splits['test'].subset(rows),
+    }

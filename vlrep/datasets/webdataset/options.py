@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import vlrep.datasets.options  # noqa: F401, so that these are listed behind them
-from ...core.fields import Int, Share
+from ...core.fields import Int, UnitInterval
 from ...core.files import FilePath
 from ..base import DATASETS, DatasetBuilder, PhotoOptions
 
@@ -23,7 +23,7 @@ class WebdatasetOptions(PhotoOptions):
 
     window: Int(0, 10**6) = 10  # Shards whose samples are shuffled together; 0: all of them
     bucket: Int(0, 10**6) = 0  # Batches that are sorted by length of caption together; 0: not sorted
-    damaged: Share = 0.0  # Share of the shards that may be missing or cut off
+    corrupt: UnitInterval = 0.0  # Share of the shards that may be missing or cut off
     image_extension: str = ''  # File extension of the photos, after the first dot of the name (default: jpg, jpeg, ...)
     caption_key: str = ''  # Key of the captions in JSON files (default: .txt files, else captions, caption, text)
 
@@ -54,14 +54,14 @@ def shard_parts(
         raise ValueError(f'{root}: has shards itself and in {folders[0].name}: name those that are meant')
     found = [s for p in folders or [root] for s in find_shards(p, missing)]
     names = [_part_name(p) for p in found]
-    parts = {k: [p for p, name in zip(found, names) if _PART_NAMES.get(name) == k] for k in PARTS}
-    if not all(names) or not parts['train'] or len(parts['train']) == len(found):
+    found_splits = {k: [p for p, name in zip(found, names) if _PART_NAMES.get(name) == k] for k in PARTS}
+    if not all(names) or not found_splits['train'] or len(found_splits['train']) == len(found):
         return {'': found}
     for k in PARTS:
         both = sorted({n for n in names if _PART_NAMES[n] == k})
         if len(both) > 1:
             raise ValueError(f'{root}: has shards of {" and of ".join(both)}, which are names of the same part')
-    return {k: v for k, v in parts.items() if v}
+    return {k: v for k, v in found_splits.items() if v}
 
 
 class ShardsBuilder(DatasetBuilder):
@@ -86,14 +86,14 @@ class ShardsBuilder(DatasetBuilder):
         root: FilePath,  # A folder, a tar file, or names with braces or `*`
         size: int = 64,  # As for `open`
         options: object = None,  # Which file of a sample is the photo, how many may be damaged; by default its own
-        max_damaged: int | float | str = None,  # Samples that may be unreadable, see `damage_limit`
+        max_corrupt: int | float | str = None,  # Samples that may be unreadable, see `corrupt_limit`
     ) -> 'ImageTextDataset':  # None if the shards come with their own split
         "Read all images into one dataset, with captions, narratives and labels"
         options = options or self.options
-        if len(shard_parts(root, options.damaged)) > 1:
+        if len(shard_parts(root, options.corrupt)) > 1:
             return None
-        how = {k: getattr(options, k) for k in self.reads if k != 'max_damaged'}
-        return self.read(root, size=size, labels=True, max_damaged=max_damaged, **how)
+        how = {k: getattr(options, k) for k in self.reads if k != 'max_corrupt'}
+        return self.read(root, size=size, labels=True, max_corrupt=max_corrupt, **how)
 
 
 _reader = 'vlrep.datasets.webdataset.reader:'
@@ -105,7 +105,7 @@ DATASETS.add(
         WebdatasetOptions(),
         read=_reader + 'read_webdataset',
         build=_reader + 'build_webdataset',
-        reads=('max_damaged', 'damaged', 'image_extension', 'caption_key'),
+        reads=('max_corrupt', 'corrupt', 'image_extension', 'caption_key'),
         root_help="the folder of .tar files, or their names: 'shards/{000..127}.tar'",
     )
 )

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from ...core.fields import damage_limit
+from ...core.fields import corrupt_limit
 from ...core.files import FilePath, atomic_folder
 from ...core.progress import logged_warnings
 from ...data.image_files import PART_WORDS, some_of
@@ -34,7 +34,7 @@ def _counted(counts, end):
     return lines
 
 
-def _check_index(index, name, max_damaged):
+def _check_index(index, name, max_corrupt):
     "Warn of what is left out of the index of some shards, for each reason; a `ValueError` if it is too much"
 
     def warn(text):
@@ -56,11 +56,11 @@ def _check_index(index, name, max_damaged):
             f'{index.shards[0][0]}: not a single image with a caption in {shards} shards '
             f'({lost:,} samples are left out: {why})'
         )
-    limit = damage_limit(total, max_damaged)
-    if index.damaged > limit:
+    limit = corrupt_limit(total, max_corrupt)
+    if index.corrupt > limit:
         raise ValueError(
-            f'{name}: {index.damaged:,} of {total:,} samples cannot be read, at most {limit:,} may be so '
-            f'({why}); repair them, or add --max-damaged {index.damaged}'
+            f'{name}: {index.corrupt:,} of {total:,} samples cannot be read, at most {limit:,} may be so '
+            f'({why}); repair them, or add --max-corrupt {index.corrupt}'
         )
 
 
@@ -68,17 +68,17 @@ def read_webdataset(
     root: FilePath,  # A folder, a tar file, or names with braces or `*`
     size: int = 256,  # Images are fitted into squares of this side
     *,
-    damaged: float = 0.0,  # Part of the shards that may be missing or cut off: what is whole in them is used
-    max_damaged: int | float | str = None,  # Samples that may be unreadable, a number or a share, see `damage_limit`
+    corrupt: float = 0.0,  # Part of the shards that may be missing or cut off: what is whole in them is used
+    max_corrupt: int | float | str = None,  # Samples that may be unreadable, a number or a share, see `corrupt_limit`
     image_extension: str = '',  # Which file of a sample is the photo, see `choose_files`
     caption_key: str = '',  # Where the captions are, see `read_sidecar`
     **kw,  # As for `ShardDataset`: labels, narratives, window, bucket, split
 ) -> ShardDataset:  # In the order of the shards
     "Read images with captions, tags and narratives in shards; a `ValueError` names shards that are missing or cut off"
-    paths = find_shards(root, damaged)
-    index = ShardIndex(paths, damaged, image_extension, caption_key)
+    paths = find_shards(root, corrupt)
+    index = ShardIndex(paths, corrupt, image_extension, caption_key)
     name = paths[0].resolve().parent.name
-    _check_index(index, name, max_damaged)
+    _check_index(index, name, max_corrupt)
     return ShardDataset(index, size, name, **kw)
 
 # %% ../../../nbs/datasets/webdataset/20_reader.ipynb #5ad20006
@@ -90,11 +90,11 @@ def build_webdataset(
     size: int,  # Longer side of the stored images
     wanted: frozenset,  # Narratives and labels are read only if they are among these
     log: Callable,  # Called with what is left out
-    max_damaged: int | float | str = None,  # Samples that may be unreadable, as for `read_webdataset`
+    max_corrupt: int | float | str = None,  # Samples that may be unreadable, as for `read_webdataset`
 ) -> dict:  # Datasets `train`, `valid`, `test`
     "Shards in three parts: their own, or a split"
     with logged_warnings(log):
-        found = shard_parts(root, options.damaged)
+        found = shard_parts(root, options.corrupt)
         folders = {k: paths for k, paths in found.items() if k}
         by_name = any(PART_WORDS.get(p.parent.name.lower()) != k for k, paths in folders.items() for p in paths)
         where = 'the names of the shards' if by_name else f'the folders {", ".join(f"{k}/" for k in folders)}'
@@ -103,7 +103,7 @@ def build_webdataset(
         if by == 'hash':
             found = {'': [p for paths in found.values() for p in paths]}
         indexes = {
-            k: ShardIndex(v, options.damaged, options.image_extension, options.caption_key) for k, v in found.items()
+            k: ShardIndex(v, options.corrupt, options.image_extension, options.caption_key) for k, v in found.items()
         }
         kw = dict(narratives='narratives' in wanted, window=options.window, bucket=options.bucket)
         if 'labels' in wanted:
@@ -111,17 +111,17 @@ def build_webdataset(
         got = {}
         for k, index in indexes.items():
             name = found[k][0].resolve().parent.name
-            _check_index(index, name, max_damaged)
+            _check_index(index, name, max_corrupt)
             got[k] = ShardDataset(index, size, name, split=k or None, **kw)
     if by == 'hash':
-        parts = split_photos(got[''], builder, options, root, log)
+        splits = split_photos(got[''], builder, options, root, log)
     else:
-        parts, done = complete_split(got, f'{root}', options.valid)
-        log_split(f'from {own[by].where}', parts, log, done)
-        for part in parts:
+        splits, done = complete_split(got, f'{root}', options.valid)
+        log_split(f'from {own[by].where}', splits, log, done)
+        for part in splits:
             part.split_by = by
-    check_parts(parts, builder)
-    return dict(train=subsample(parts[0], options), valid=parts[1], test=parts[2])
+    check_parts(splits, builder)
+    return dict(train=subsample(splits[0], options), valid=splits[1], test=splits[2])
 
 # %% ../../../nbs/datasets/webdataset/20_reader.ipynb #5ad20008
 def make_shards(
@@ -134,7 +134,7 @@ def make_shards(
     size: int = 64,  # Side in pixels of images that are drawn; files are copied as they are
     options: object = None,  # Sizes of data that is drawn, columns of a table; its own by default
     split: str = 'auto',  # Of `SPLITS`: a split that comes with the data is kept, in three folders; hash: none is
-    max_damaged: int | float | str = None,  # How many photos and rows may be missing or unusable, see `damage_limit`
+    max_corrupt: int | float | str = None,  # How many photos and rows may be missing or unusable, see `corrupt_limit`
     log: Callable = print,  # Called with each shard, and with what is left out
 ) -> list:  # Paths of the shards
     "Write any dataset as shards; a `ValueError` says what is wrong with it"
@@ -154,17 +154,17 @@ def make_shards(
     if split != 'auto':
         options = with_split(options, split, data)
     with logged_warnings(log):
-        dataset = builder.whole(root, size, options, max_damaged)
+        dataset = builder.whole(root, size, options, max_corrupt)
     if dataset is not None and choose_split(split, own_splits(dataset, builder, root), root) == 'hash':
         return write_shards(dataset, out, per_shard, seed, log)
     if dataset is not None:
-        parts = dict(zip(('train', 'valid', 'test'), split_photos(dataset, builder, options, root, log)))
+        splits = dict(zip(('train', 'valid', 'test'), split_photos(dataset, builder, options, root, log)))
     elif split == 'hash':
         raise ValueError(f'--split hash: {data} comes in parts, which shards keep; leave --split out')
     else:
-        parts = builder.open(options, root, size, ('captions', 'narratives', 'labels'), log, max_damaged)
+        splits = builder.open(options, root, size, ('captions', 'narratives', 'labels'), log, max_corrupt)
     paths = []
     with atomic_folder(out) as new:
-        for k, part in parts.items():
+        for k, part in splits.items():
             paths += write_shards(part, new / k, per_shard, seed, lambda text: log(text.replace(str(new), str(out))))
     return [out / p.relative_to(new) for p in paths]

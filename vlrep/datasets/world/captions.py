@@ -273,14 +273,14 @@ _kinds_of = {c: tuple(k for k, cs in KINDS.items() if c in cs) for c in CATEGORI
 _wet = dict(floating=' on the water', sailing=' on the water', swimming=' in the water', jumping=' out of the water')
 
 
-def _same(things, key):
+def _same(objects, key):
     "The value of `key` that all the things share, else None"
-    v = things[0][key]
-    return v if len(things) == 1 or all(o[key] == v for o in things) else None
+    v = objects[0][key]
+    return v if len(objects) == 1 or all(o[key] == v for o in objects) else None
 
 
-def _is(things):
-    return 'is' if len(things) == 1 else 'are'
+def _is(objects):
+    return 'is' if len(objects) == 1 else 'are'
 
 # %% ../../../nbs/datasets/world/15_captions.ipynb #46d390ce
 @dataclass(frozen=True)
@@ -307,7 +307,7 @@ class Voice:
         r: Random,  # What makes up their mind
     ):
         self.setting = scene['setting']
-        self.things = scene['objects']
+        self.objects = scene['objects']
         self.p = person
         self.random = r.random
         self.gray = self.pick(('gray', 'grey'))
@@ -325,7 +325,7 @@ class Voice:
     ) -> list:  # Lists of things of one category; never all categories of three or more
         "Choose the things that this person mentions, large and lively ones first"
         groups = {}
-        for i, o in enumerate(self.things):
+        for i, o in enumerate(self.objects):
             groups.setdefault((o['category'], i if each else 0), []).append(o)
         groups = list(groups.values())
         if len(groups) < 2:
@@ -333,25 +333,25 @@ class Voice:
         keys = [self.random() * (math.sqrt(sum(map(_area, g))) * (1.5 if g[0]['action'] else 1) + 0.1) for g in groups]
         order = sorted(range(len(groups)), key=keys.__getitem__, reverse=True)
         kinds = len({g[0]['category'] for g in groups})
-        most = (kinds if kinds > 2 else len(groups)) - 1
-        return [groups[i] for i in order[: min(n, max(2, most))]]
+        max_groups = (kinds if kinds > 2 else len(groups)) - 1
+        return [groups[i] for i in order[: min(n, max(2, max_groups))]]
 
     def name(
         self,
-        things: list,  # Things of one category
+        objects: list,  # Things of one category
         count: str = None,  # What to say for the number, '' for nothing; chosen if None
         did: bool = False,  # Has the action been told already?
         plain: bool = False,  # Nothing but the name
     ) -> str:  # 'a small dog', 'two red apples', 'several horses'
         "Name the things with their number, and with what this person likes to say about them"
-        o = things[0]
-        n = len(things)
+        o = objects[0]
+        n = len(objects)
         p = self.p
         words = []
         if not plain:
-            size = _same(things, 'size')
-            action = _same(things, 'action')
-            color = _same(things, 'color')
+            size = _same(objects, 'size')
+            action = _same(objects, 'action')
+            color = _same(objects, 'color')
             if self.maybe(p.size) and size in _sizes:
                 words.append(self.pick(_sizes[size]))
             if not did and self.maybe(p.action * 0.3) and action in _before:
@@ -362,7 +362,7 @@ class Voice:
         if n == 1 and kinds and not count and self.maybe(p.kind):
             words.append(self.pick(kinds))
         else:
-            w = self.pick(_names(o['category'], _same(things, 'variant'), _same(things, 'size')))
+            w = self.pick(_names(o['category'], _same(objects, 'variant'), _same(objects, 'size')))
             words.append(w if n == 1 else plural(w))
         text = ' '.join(words)
         if count is not None:
@@ -371,10 +371,10 @@ class Voice:
 
     def doing(
         self,
-        things: list,  # Things of one category
+        objects: list,  # Things of one category
     ) -> str:  # 'running', 'is running', 'runs'; '' if they do different things or nothing
         "Say what the things do, agreeing in number"
-        act = _same(things, 'action')
+        act = _same(objects, 'action')
         if not act:
             return ''
         ing, (does, do) = _acts[act]
@@ -382,34 +382,34 @@ class Voice:
         if k < 0.45:
             return self.pick(ing)
         if k < 0.75:
-            return f'{_is(things)} {self.pick(ing)}'
-        return does if len(things) == 1 else do
+            return f'{_is(objects)} {self.pick(ing)}'
+        return does if len(objects) == 1 else do
 
     def place(
         self,
-        things: list = (),  # Who is there, if only they are spoken of
+        objects: list = (),  # Who is there, if only they are spoken of
         chance: float = None,  # How likely it is mentioned; the person's habit if None
     ) -> str:  # ' on the beach' with its space, or ''
         "Say where the scene is"
         if not self.maybe(self.p.place if chance is None else chance):
             return ''
         at, _, over = _places[self.setting]
-        act = _same(things, 'action') if things else None
+        act = _same(objects, 'action') if objects else None
         if act == 'flying' and over and self.maybe(0.5):
             return ' over ' + self.pick(over)
         if act in _wet and self.maybe(0.5):
             return _wet[act]
         return ' ' + self.pick(at)
 
-    def beside(
+    def mention_neighbour(
         self,
-        things: list,  # What has been mentioned
+        objects: list,  # What has been mentioned
     ) -> str:  # ' with a tree behind it', or ''
         "Mention something of another category, told from where the one thing is"
-        if len(things) > 1:
+        if len(objects) > 1:
             return ''
-        a = things[0]
-        found = [(b, relation(b, a)) for b in self.things if b['category'] != a['category']]
+        a = objects[0]
+        found = [(b, relation(b, a)) for b in self.objects if b['category'] != a['category']]
         found = [(b, rel) for b, rel in found if rel]
         if not found:
             return ''
@@ -435,7 +435,7 @@ def _list(v):
         parts[0] += ' ' + act
     text = v.join(parts)
     if len(ms) == 1 and v.maybe(0.7):
-        text += v.beside(ms[0])
+        text += v.mention_neighbour(ms[0])
     text += v.place(ms[0] if len(ms) == 1 else ())
     if act:
         return text
@@ -451,12 +451,12 @@ def _colors(v):
     def say(o):
         return v.gray if o['color'] == 'gray' else o['color']
 
-    only = [m for m in ms if sum(o['category'] == m[0]['category'] for o in v.things) == 1]
+    only = [m for m in ms if sum(o['category'] == m[0]['category'] for o in v.objects) == 1]
     if only and v.maybe(0.3):
         return ' and '.join(f'{v.name(m, "the", plain=True)} is {say(m[0])}' for m in only[:2]) + v.place(chance=0.3)
     text = v.join([v.name(m) for m in ms])
     if len(ms) == 1 and v.maybe(0.6):
-        text += v.beside(ms[0])
+        text += v.mention_neighbour(ms[0])
     return (f'there is {text}' if v.maybe(0.2) else text) + v.place()
 
 # %% ../../../nbs/datasets/world/15_captions.ipynb #18a84449
@@ -470,7 +470,7 @@ def _story(v):
     if k < 0.35 and len(ms) > 1:
         return text + f' {v.pick(("while", "and", "as"))} {v.name(ms[1], did=True)} {v.doing(ms[1])}'
     if k < 0.7:
-        return text + v.beside(ms[0])
+        return text + v.mention_neighbour(ms[0])
     rest = [m for m in v.noticed(2) if m[0]['category'] != ms[0][0]['category']]
     if k < 0.95 and rest:
         close = all(near(x, y) for x in ms[0] for y in rest[0])
@@ -485,15 +485,15 @@ def _travel(v):
     k = v.random()
     text = v.join([v.name(m) for m in ms])
     if len(ms) == 1 and v.maybe(0.7):
-        text += v.beside(ms[0])
+        text += v.mention_neighbour(ms[0])
     if k < 0.5:
         start = v.pick(('a view of ', 'a picture of ')) if v.maybe(v.p.lead) else ''
         return f'{start}{article(v.pick(see))} {v.pick(("with", "with", "where there " + _is(ms[0])))} {text}'
     act = v.doing(ms[0])
     if act[:3] in ('is ', 'are') and v.maybe(0.6):
         return f'{v.pick(at)}, {v.name(ms[0], did=True)} {act}'
-    there = f'there {_is(ms[0])}'
-    return f'{v.pick(at)} {v.pick((there, there, there, "we see", "you see", "i see"))} {text}'
+    present = f'there {_is(ms[0])}'
+    return f'{v.pick(at)} {v.pick((present, present, present, "we see", "you see", "i see"))} {text}'
 
 # %% ../../../nbs/datasets/world/15_captions.ipynb #7d9518f7
 _digits = ('', 'one', 'two', 'three', 'four', 'five')
@@ -502,8 +502,8 @@ _digits = ('', 'one', 'two', 'three', 'four', 'five')
 def _count(v):
     "Two dogs and one cat; three animals in a field; there are four things"
     k = v.random()
-    n = len(v.things)
-    numbers = {kind: sum(o['category'] in cs for o in v.things) for kind, cs in KINDS.items()}
+    n = len(v.objects)
+    numbers = {kind: sum(o['category'] in cs for o in v.objects) for kind, cs in KINDS.items()}
     kinds = [(kind, m) for kind, m in numbers.items() if m > 1]
     if k < 0.25 and kinds:
         w, m = v.pick(kinds)
@@ -515,7 +515,7 @@ def _count(v):
             text += v.pick((', one of them ', ', one is ')) + v.name(v.noticed(1, each=True)[0])
         return text
     if n == 1:
-        return v.name(v.things, v.pick(('only one', 'just one', 'a single', 'one', 'a lone'))) + v.place()
+        return v.name(v.objects, v.pick(('only one', 'just one', 'a single', 'one', 'a lone'))) + v.place()
     ms = v.noticed(v.pick((1, 2, 2, 3)))
     text = v.join([v.name(m, _digits[len(m)]) for m in ms]) + v.place()
     return f'there {_is(ms[0])} {text}' if v.maybe(0.35) else text
@@ -524,7 +524,8 @@ def _count(v):
 def _between(v, a):
     "A cat between a dog and a tree"
     l, r = (
-        [b for b in v.things if b['category'] != a['category'] and relation(a, b) == side] for side in ('right', 'left')
+        [b for b in v.objects if b['category'] != a['category'] and relation(a, b) == side]
+        for side in ('right', 'left')
     )
     if not l or not r:
         return ''
@@ -534,10 +535,10 @@ def _between(v, a):
 # %% ../../../nbs/datasets/world/15_captions.ipynb #793364e9
 def _pair(v):
     "A cat to the left of a chair; behind the house is a tree"
-    a = v.pick(v.things)
+    a = v.pick(v.objects)
     if v.maybe(0.3) and (text := _between(v, a)):
         return text
-    found = [(b, relation(a, b)) for b in v.things if b is not a]
+    found = [(b, relation(a, b)) for b in v.objects if b is not a]
     found = [(b, rel) for b, rel in found if rel]
     if not found:
         return ''
@@ -545,8 +546,8 @@ def _pair(v):
     words = v.pick(_near) if near(a, b) and v.maybe(0.15) else v.pick(_relations[rel])
     if _area(a) > 1.6 * _area(b) and v.maybe(0.08):
         words = 'bigger than'
-    twin = a['category'] == b['category']
-    if not twin:
+    same_kind = a['category'] == b['category']
+    if not same_kind:
         B = v.name([b])
     elif a['color'] != b['color']:
         B = article(b['color'] + ' one')
@@ -554,7 +555,7 @@ def _pair(v):
         B = v.pick((f'another {b["category"]}', 'another one'))
     A = v.name([a], did=True)
     k = v.random()
-    if k < 0.2 and words != 'bigger than' and not twin:
+    if k < 0.2 and words != 'bigger than' and not same_kind:
         return f'{words} {B} {v.pick(("is", "there is", "you see"))} {A}'
     if k < 0.35:
         return f'there is {A} {words} {B}' + v.place()

@@ -28,7 +28,7 @@ from vlrep.core.files import (
     cache_dir,
     folder_damage,
     locked,
-    settled,
+    recover_folder,
     write_error,
     write_index,
 )
@@ -117,9 +117,9 @@ def scene(
     r = _record(a, split, int(index), caps, draw_scene(a, size) if draw else None)
     if not with_:
         return r
-    twin = draw_scene(twin_layout(a, *key), size) if draw and 'twin' in with_ else None
+    counterpart = draw_scene(twin_layout(a, *key), size) if draw and 'counterpart' in with_ else None
     labels = label_scene(a, size) if 'masks' in with_ else None
-    return add_extras(r, extras(a, caps, *key, with_=with_, difficulty=difficulty), labels, twin)
+    return add_extras(r, extras(a, caps, *key, with_=with_, difficulty=difficulty), labels, counterpart)
 
 # %% ../../../nbs/datasets/world/50_dataset.ipynb #ece2f182
 _groups = tuple(dict.fromkeys(GROUPS.values()))
@@ -184,7 +184,7 @@ def _part(folder, k, lo, hi, what):
     with_ = what['with']
     px = {n: ArrayFile(folder / f'{n}.npy', write=True) for n in _pixels(with_)}
     notes = []
-    said = []
+    captions = []
     more = []
     for row in range(lo, hi):
         number = scene_number(what['split'], what['start'] + row)
@@ -192,15 +192,15 @@ def _part(folder, k, lo, hi, what):
         key = _key(number, shifted)
         px['images'].write(row, draw_scene(a, size))
         notes.append([_tight(a)])
-        said.append(caps)
+        captions.append(caps)
         if with_:
             more.append([_tight(v) for v in extras(a, caps, *key, with_=with_, difficulty=d).values()])
         if 'masks' in with_:
             px['masks'].write(row, label_scene(a, size))
-        if 'twin' in with_:
-            px['twin'].write(row, draw_scene(twin_layout(a, *key), size))
+        if 'counterpart' in with_:
+            px['counterpart'].write(row, draw_scene(twin_layout(a, *key), size))
         yield 1
-    for name, text in (('notes', notes), ('said', said), ('more', more)):
+    for name, text in (('notes', notes), ('said', captions), ('more', more)):
         if not text:
             continue
         try:
@@ -330,7 +330,7 @@ def _row(i, *, notes, captions, split, start, more, names, px):
         return r
     pixels = {p: np.array(px[p][i]) for p in PIXELS if p in px}
     texts = dict(zip([n for n in names if n != 'masks'], map(json.loads, more[i])))
-    return add_extras(r, texts, pixels.get('masks'), pixels.get('twin'))
+    return add_extras(r, texts, pixels.get('masks'), pixels.get('counterpart'))
 
 
 def _sets(more, names):
@@ -357,7 +357,7 @@ def _clear_stale(cache):
         name = p.name[1:].rsplit('.', 2 if p.suffix == '.tmp' else 1)[0]
         try:
             with locked(cache / f'{name}.lock', name):
-                settled(cache / name)
+                recover_folder(cache / name)
                 shutil.rmtree(p, ignore_errors=True)
         except ValueError:
             pass

@@ -134,9 +134,9 @@ def _falsified(scene, r):
     "The scene with one thing of another category or colour"
     os = [dict(o) for o in scene['objects']]
     o = r.choice(os)
-    there = {p['category'] for p in os}
+    present = {p['category'] for p in os}
     if r.random() < 0.6:
-        c = r.choice([c for c in (CATEGORIES if scene['shifted'] else SEEN) if c not in there])
+        c = r.choice([c for c in (CATEGORIES if scene['shifted'] else SEEN) if c not in present])
         o.update(category=c, group=GROUPS[c], variant=r.choice(VARIANTS[c]), action=None)
     else:
         o['color'] = r.choice([c for c in COLORS if c != o['color']])
@@ -161,8 +161,8 @@ def captions_at(
         p = PEOPLE[name]
         if d.density != 1:
             p = replace(p, **{k: min(1.0, getattr(p, k) * d.density) for k in ('color', 'size', 'action', 'place')})
-        told = _falsified(scene, lie) if lie.random() < d.caption_noise else scene
-        v = _Talker(told, p, r)
+        narratives = _falsified(scene, lie) if lie.random() < d.caption_noise else scene
+        v = _Talker(narratives, p, r)
         v.density = d.density
         out.append(sentence(v, r))
     return out

@@ -12,7 +12,7 @@ from .annotations import alt_text, attributes, coarse_tags, genre, paraphrase
 from .difficulty import Difficulty
 from .masks import split_masks
 from .narratives import narrate, pack_narrative, unpack_narrative
-from .questions import ask, state
+from .questions import make_questions, state
 
 # %% ../../../nbs/datasets/world/45_extras.ipynb #421e5ab4
 # all names
@@ -25,9 +25,9 @@ EXTRAS = (
     'questions',
     'statements',
     'genre',
-    'twin',
+    'counterpart',
 )
-PIXELS = ('masks', 'twin')  # of these, what has pixels
+PIXELS = ('masks', 'counterpart')  # of these, what has pixels
 
 
 def chosen_extras(
@@ -46,10 +46,10 @@ _make = dict(
     coarse=lambda a, c, k, d: coarse_tags(a, *k, noise=d.tag_noise),
     attributes=lambda a, c, k, d: attributes(a),
     paraphrases=lambda a, c, k, d: [paraphrase(t, a['setting'], *k) for t in c],
-    questions=lambda a, c, k, d: ask(a, *k),
+    questions=lambda a, c, k, d: make_questions(a, *k),
     statements=lambda a, c, k, d: state(a, *k),
     genre=lambda a, c, k, d: genre(a, *k),
-    twin=lambda a, c, k, d: alt_text(a, *k),
+    counterpart=lambda a, c, k, d: alt_text(a, *k),
 )
 
 
@@ -68,7 +68,7 @@ def add_extras(
     r: Record,  # With `objects`
     more: dict,  # What `extras` gives, through JSON or not
     labels: 'np.ndarray' = None,  # What `label_scene` gives (h,w)
-    twin: 'np.ndarray' = None,  # Pixels of the twin, uint8 (h,w,3)
+    counterpart: 'np.ndarray' = None,  # Pixels of the twin, uint8 (h,w,3)
 ) -> Record:  # The same record
     "Put further annotations into a record"
     for n, v in more.items():
@@ -77,10 +77,10 @@ def add_extras(
         elif n == 'genre':
             r.genre = list(v[0])
             r.plot = v[1]
-        elif n == 'twin':
-            r.twin = Record(
+        elif n == 'counterpart':
+            r.counterpart = Record(
                 r.id + '-twin',
-                image=twin,
+                image=counterpart,
                 captions=[v],
                 tags=r.tags,
                 boxes=r.boxes,

@@ -39,8 +39,8 @@ def draw_masks(
     r: Record,  # With image or path, and masks
 ) -> None:
     "Draw the image in grey, every mask in its own colour with the object's name"
-    img = np.asarray(r.load(), float) / 255
-    ax.imshow(img.mean(-1, keepdims=True).repeat(3, -1) * 0.55 + 0.4, extent=(0, 1, 1, 0), interpolation='nearest')
+    image = np.asarray(r.load(), float) / 255
+    ax.imshow(image.mean(-1, keepdims=True).repeat(3, -1) * 0.55 + 0.4, extent=(0, 1, 1, 0), interpolation='nearest')
     ax.axis('off')
     for k, m in enumerate(r.masks):
         c = _tones[k % len(_tones)]
@@ -92,7 +92,7 @@ def _places(n):
     "(words, (x, y, t)) of runs of utterances about the same thing, apart from each other"
     runs = []
     out = []
-    for (w, a, b), k in zip(n.utterances, n.about or range(len(n.utterances))):
+    for (w, a, b), k in zip(n.utterances, n.referents or range(len(n.utterances))):
         if runs and runs[-1][3] == k:
             runs[-1] = [runs[-1][0] + ' ' + w, runs[-1][1], b, k]
         else:
@@ -111,17 +111,17 @@ def _places(n):
 def draw_answers(
     ax: plt.Axes,  # Matplotlib axes
     q: dict,  # A question with its answers
-    most: int = 4,  # Answers to show
+    max_answers: int = 4,  # Answers to show
 ) -> None:
     "Draw how many people gave which answer; what most of them say in green"
-    c = Counter(q['answers']).most_common(most)[::-1]
+    c = Counter(q['answers']).most_common(max_answers)[::-1]
     ax.barh(
         [textwrap.shorten(a, 14, placeholder='…') for a, _ in c],
         [m for _, m in c],
         color=[INK['good'] if a == q.get('answer', c[-1][0]) else INK['random'] for a, _ in c],
         height=0.7,
     )
-    ax.set(xlim=(0, len(q['answers'])), ylim=(len(c) - most - 0.5, len(c) - 0.5), xticks=[])
+    ax.set(xlim=(0, len(q['answers'])), ylim=(len(c) - max_answers - 0.5, len(c) - 0.5), xticks=[])
     ax.set_title('\n'.join(textwrap.wrap(q['question'], 27)), fontsize=8.5)
     ax.tick_params(labelsize=8, length=0)
     ax.spines[:].set_visible(False)
@@ -132,19 +132,19 @@ def _lines(r):
     ink = INK['text']
     out = []
     if r.captions:
-        said = r.captions
+        lines = r.captions
         if r.paraphrases:
-            said = [f'{c}   ({p})' if p else c for c, p in zip(said, r.paraphrases)]
-        out.append(('captions', [(c, ink) for c in said[:5]]))
+            lines = [f'{c}   ({p})' if p else c for c, p in zip(lines, r.paraphrases)]
+        out.append(('captions', [(c, ink) for c in lines[:5]]))
     if r.narrative:
         out.append(('narrative', [(r.narrative.text, ink)]))
     if r.statements:
         colors = dict(entailment=INK['good'], contradiction=INK['bad'], neutral=INK['random'])
         out.append(('statements', [(f'{s["text"]}  {s["label"]}', colors.get(s['label'], ink)) for s in r.statements]))
     pairs = enumerate(zip(r.objects, r.attributes) if r.attributes else ())
-    said = [(f'{o["category"]}: ' + ', '.join(a), _tones[k % len(_tones)]) for k, (o, a) in pairs]
-    if said or r.coarse:
-        out.append(('tags and attributes', ([(', '.join(r.coarse), ink)] if r.coarse else []) + said))
+    lines = [(f'{o["category"]}: ' + ', '.join(a), _tones[k % len(_tones)]) for k, (o, a) in pairs]
+    if lines or r.coarse:
+        out.append(('tags and attributes', ([(', '.join(r.coarse), ink)] if r.coarse else []) + lines))
     if r.genre:
         out.append(('genres and plot', [(', '.join(r.genre), INK['method']), (r.plot or '', ink)]))
     return out
@@ -179,8 +179,8 @@ def show_record(
         pics.append('masks')
     if r.narrative is not None:
         pics.append('trace')
-    if r.twin is not None and r.twin.image is not None:
-        pics.append('twin')
+    if r.counterpart is not None and r.counterpart.image is not None:
+        pics.append('counterpart')
     blocks = _lines(r)
     qs = (r.questions or [])[:6]
     cut = 2 if len(blocks) > 2 else 1
@@ -200,7 +200,7 @@ def show_record(
         elif p == 'trace':
             draw_trace(ax, r)
         else:
-            s = r if p == 'image' else r.twin
+            s = r if p == 'image' else r.counterpart
             ax.imshow(s.load(), extent=(0, 1, 1, 0))
             ax.axis('off')
             ax.set_title(

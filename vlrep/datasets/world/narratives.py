@@ -71,20 +71,20 @@ def _region(a, name):
     return 0.0, top, 1.0, bottom
 
 # %% ../../../nbs/datasets/world/25_narratives.ipynb #ea98f448
-def _thing_pieces(v, k, told, scene):
-    "What is said of object `k`, after the objects `told`"
+def _thing_pieces(v, k, mentioned, scene):
+    "What is said of object `k`, after the objects `mentioned`"
     o = scene['objects'][k]
     r = v.random
     out = []
-    kin = any(scene['objects'][j]['category'] == o['category'] for j in told)
+    kin = any(scene['objects'][j]['category'] == o['category'] for j in mentioned)
     side = third_of(o)
-    rel = relation(o, scene['objects'][told[-1]]) if told else None
-    if told and rel in ('behind', 'front', 'left', 'right') and r() < 0.35:
+    rel = relation(o, scene['objects'][mentioned[-1]]) if mentioned else None
+    if mentioned and rel in ('behind', 'front', 'left', 'right') and r() < 0.35:
         it = dict(behind='behind it', front='in front of it', left='to the left of it', right='to the right of it')[rel]
         out += [(it, NOTHING), (v.pick(('there is', 'we can see')), NOTHING)]
-    elif told and side and r() < 0.6:
+    elif mentioned and side and r() < 0.6:
         out += [(v.pick(_at[side]), k), (v.pick(('there is', 'we can see', 'I can see')), NOTHING)]
-    elif told:
+    elif mentioned:
         out.append((v.pick(_more), NOTHING))
     if r() < 0.12:
         out.append((v.pick(_hedge), NOTHING))
@@ -106,17 +106,17 @@ def _pieces(scene, r):
     first, *others = sorted(range(n), key=keys.__getitem__, reverse=True)
     order = [first, *(k for k in others if r.random() < 0.92)]
     out = []
-    told = []
+    mentioned = []
     for k in order:
-        s = [(w, b, None) for w, b in _thing_pieces(v, k, told, scene)]
-        if not told:
+        s = [(w, b, None) for w, b in _thing_pieces(v, k, mentioned, scene)]
+        if not mentioned:
             s.insert(0, (v.pick(_open), NOTHING, None))
             if r.random() < 0.7:
                 s.append((v.pick(_places[scene['setting']][0]), PLACE, 'ground'))
         elif r.random() < 0.12:
             s.insert(0, (v.pick(_fill), NOTHING, None))
-        told.append(k)
-        if len(told) > 1 and r.random() < 0.25:
+        mentioned.append(k)
+        if len(mentioned) > 1 and r.random() < 0.25:
             if len(s) == 1:
                 out[-1].append(('and', NOTHING, None))
             out[-1] += s
@@ -138,7 +138,7 @@ def _pieces(scene, r):
 def _timed(sentences, r):
     "(utterances, about, spans): spans are (start, end, about, region) of whole pieces"
     u = []
-    about = []
+    referents = []
     spans = []
     t = 0.2 + 0.6 * r.random()
     for s in sentences:
@@ -155,12 +155,12 @@ def _timed(sentences, r):
                 ws = ws[n:]
                 d = sum((0.12 + 0.055 * len(w)) * (0.8 + 0.45 * r.random()) for w in some)
                 u.append((' '.join(some), round(t, 2), round(t + d, 2)))
-                about.append(b)
+                referents.append(b)
                 t += d
             spans.append((t0, t, b, where))
             t += 0.25 * r.random()
         t += 0.3 + 0.7 * r.random()
-    return u, about, spans
+    return u, referents, spans
 
 # %% ../../../nbs/datasets/world/25_narratives.ipynb #5c1b35f8
 def _targets(scene, spans, g, noise):
@@ -239,26 +239,26 @@ def narrate(
     scene: dict,  # Annotation, as `layout` gives it
     *key,  # What makes this narrative different from another, e.g. the scene's number
     noise: float = 1.0,  # How badly the mouse follows: 0 perfectly, 1 as people do
-) -> Narrative:  # With `about`: for each utterance the number of its object, -1 for nothing, -2 for the place
+) -> Narrative:  # With `referents`: for each utterance the number of its object, -1 for nothing, -2 for the place
     "Describe a scene as somebody does: what is said, when, and where the mouse is meanwhile"
     if not scene['objects']:
         raise ValueError('a scene without objects cannot be described')
     if not 0 <= noise <= 5:
         raise ValueError(f'noise {noise} is not between 0 and 5')
     r = Random(seed_of('narrative', *key))
-    u, about, spans = _timed(_pieces(scene, r), r)
+    u, referents, spans = _timed(_pieces(scene, r), r)
     strokes = _trace(scene, spans, rng('trace', *key), noise)
-    return Narrative(' '.join(w for w, *_ in u), u, [s / _unit for s in strokes], about)
+    return Narrative(' '.join(w for w, *_ in u), u, [s / _unit for s in strokes], referents)
 
 
 def spoken_masks(
-    narrative: Narrative,  # With `about`
+    narrative: Narrative,  # With `referents`
     labels: np.ndarray,  # What `label_map` gives (h,w)
 ) -> np.ndarray:  # bool (utterances,h,w)
     "For each utterance the pixels it is about: the visible thing; for the place all that is no thing; for nothing none"
-    about = np.array(narrative.about)[:, None, None]
+    referents = np.array(narrative.referents)[:, None, None]
     l = np.asarray(labels)[None].astype(int)
-    return (about >= 0) & (l == about + 1) | (about == PLACE) & (l == 0)
+    return (referents >= 0) & (l == referents + 1) | (referents == PLACE) & (l == 0)
 
 # %% ../../../nbs/datasets/world/25_narratives.ipynb #8a57456d
 def pack_narrative(
@@ -268,8 +268,8 @@ def pack_narrative(
     q = np.rint(np.concatenate(n.strokes or [np.zeros((0, 3))]) * _unit.astype(float)).astype('<i2')
     return dict(
         text=n.text,
-        said=n.utterances,
-        about=n.about,
+        utterances=n.utterances,
+        referents=n.referents,
         cuts=[len(s) for s in n.strokes],
         points=base64.b64encode(q.tobytes()).decode(),
     )
@@ -282,7 +282,7 @@ def unpack_narrative(
     q = np.frombuffer(base64.b64decode(d['points']), '<i2').reshape(-1, 3) / _unit
     return Narrative(
         d['text'],
-        [tuple(u) for u in d['said']],
+        [tuple(u) for u in d['utterances']],
         np.split(q, np.cumsum(d['cuts'])[:-1]) if d['cuts'] else [],
-        d['about'],
+        d['referents'],
     )

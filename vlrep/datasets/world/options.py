@@ -48,7 +48,7 @@ DATASETS.add(
             'boxes',
             'questions',
             'statements',
-            'twin',
+            'counterpart',
         },
         WorldOptions(),
         build='vlrep.datasets.world.build:build_world',
@@ -56,7 +56,7 @@ DATASETS.add(
         stored_size=int,  # as they are drawn
         build_test='vlrep.datasets.world.build:build_test',
         redraw='vlrep.datasets.world.build:redraw_test',
-        answers={'objects', 'domain_shift'},
+        test_annotations={'objects', 'domain_shift'},
         audit=False,
     )
 )

@@ -165,5 +165,5 @@ def submit_snli_ve(path: FilePath, examples: TaskDataset, decisions: np.ndarray)
 
 def submit_mm_imdb(path: FilePath, examples: TaskDataset, decisions: np.ndarray) -> None:
     "Name of each film -> its genres"
-    said = ([c for c, yes in zip(examples.classes, row) if yes] for row in decisions)
-    write_json(path, dict(zip(examples.ids, said)))
+    genres = ([c for c, yes in zip(examples.classes, row) if yes] for row in decisions)
+    write_json(path, dict(zip(examples.ids, genres)))

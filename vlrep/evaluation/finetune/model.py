@@ -47,12 +47,12 @@ class AnswerHead(nn.Module):
 
 # %% ../../../nbs/evaluation/finetune/40_model.ipynb #923a678d
 def without_regions(
-    batch: dict,  # With `tok`
+    batch: dict,  # With `tokens`
     width: int,  # Of the features of regions
 ) -> dict:  # The same without the image: of each row no region is real
     "A batch of texts alone"
-    b = len(batch['tok'])
-    like = batch.get('img', batch['tok'])
+    b = len(batch['tokens'])
+    like = batch.get('images', batch['tokens'])
 
     def zeros(*shape):
         return torch.zeros(shape, device=like.device)
@@ -62,7 +62,7 @@ def without_regions(
         region_boxes=zeros(b, 1, 4),
         region_counts=torch.zeros(b, dtype=torch.int64, device=like.device),
     )
-    return {k: v for k, v in batch.items() if k != 'img' and not k.startswith('region_')} | gone
+    return {k: v for k, v in batch.items() if k != 'images' and not k.startswith('region_')} | gone
 
 
 @runtime_checkable
@@ -75,7 +75,7 @@ class Fuses(Protocol):
 
     def fuse(
         self,
-        batch: dict,  # `tok` (b,s), `lens` (b,), and the image or its regions
+        batch: dict,  # `tokens` (b,s), `lengths` (b,), and the image or its regions
     ) -> dict:  # `pooled` (b,d), `text` (b,s,d'), `regions` (b,n,e)
         "Text and image combined"
 
@@ -91,7 +91,7 @@ class FinetuneModel(nn.Module):
         pooler: str = 'cls',  # cls or last
         dropout: float = 0.1,  # Before the head
         frozen: bool = False,  # Train the head alone?
-        blind: bool = False,  # Without the image?
+        text_only: bool = False,  # Without the image?
         seed: int = 0,  # Of the head
     ):
         super().__init__()
@@ -100,7 +100,7 @@ class FinetuneModel(nn.Module):
         pooler = 'cls' if body.poolers == ('cls',) else pooler
         self.body = body
         self.frozen = frozen
-        self.blind = blind
+        self.text_only = text_only
         self.pooler = pooler
         self.head = AnswerHead(body.pooled_width if self.pooler == 'cls' else body.fuse_width, labels, dropout, seed)
         if frozen:
@@ -121,26 +121,26 @@ class FinetuneModel(nn.Module):
 
     def pool(
         self,
-        batch: dict,  # `tok` (b,s), `lens` (b,), perhaps `segments`, and the image or its regions
-        blind: bool = False,  # Without the image?
+        batch: dict,  # `tokens` (b,s), `lengths` (b,), perhaps `segments`, and the image or its regions
+        text_only: bool = False,  # Without the image?
     ) -> Tensor:  # (b,d)
         "The input of the head"
-        if blind or self.blind:
+        if text_only or self.text_only:
             batch = without_regions(batch, self.body.region_encoder.width)
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen):
             got = self.body.fuse(batch)
         if self.pooler == 'cls':
             return got['pooled']
-        at = (batch['lens'] - 2).clamp(min=0)
+        at = (batch['lengths'] - 2).clamp(min=0)
         return got['text'][torch.arange(len(at), device=at.device), at]
 
     def forward(
         self,
         batch: dict,  # As for `pool`
-        blind: bool = False,  # Without the image?
+        text_only: bool = False,  # Without the image?
     ) -> dict:  # `logits` (b,labels)
         "Scores of labels"
-        return dict(logits=self.head(self.pool(batch, blind)))
+        return dict(logits=self.head(self.pool(batch, text_only)))
 
 # %% ../../../nbs/evaluation/finetune/40_model.ipynb #74ecfd34
 class GridAndText(nn.Module):
@@ -151,7 +151,7 @@ class GridAndText(nn.Module):
     def __init__(
         self,
         visual: nn.Module,  # img (b,3,h,w) -> grid (b,c,h',w'); has `width`
-        tok: 'Tokenizer',  # Of the texts
+        tokenizer: 'Tokenizer',  # Of the texts
         width: int = 256,  # Of the states, d
         depth: int = 2,  # Layers of the text encoder
         *,
@@ -166,23 +166,23 @@ class GridAndText(nn.Module):
         self.region_encoder = SimpleNamespace(width=visual.width)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed_of(seed, 'grid and text'))
-            self.text = TextEncoder(len(tok), width, depth, max_len=max_len, pad=tok.pad)
+            self.text = TextEncoder(len(tokenizer), width, depth, max_len=max_len, pad=tokenizer.pad)
             self.project = nn.Linear(visual.width, width)
             self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
 
     def fuse(
         self,
-        batch: dict,  # `img` (b,3,h,w) or `region_feats` and `region_counts`; `tok` (b,s), `lens` (b,)
+        batch: dict,  # `images` (b,3,h,w) or `region_feats` and `region_counts`; `tokens` (b,s), `lengths` (b,)
     ) -> dict:  # `pooled` (b,d), `text` (b,s,d), `regions` (b,n,d)
         "Text and image combined: the product of two vectors"
         if 'region_feats' in batch:
             cells = batch['region_feats']
             counts = batch['region_counts']
         else:
-            cells = self.visual(batch['img']).flatten(2).transpose(1, 2).float()
+            cells = self.visual(batch['images']).flatten(2).transpose(1, 2).float()
             counts = torch.full((len(cells),), cells.shape[1], device=cells.device)
         regions = self.project(cells)
         real = sequence_mask(counts, regions.shape[1])
         mean = (regions * real[..., None]).sum(1) / counts.clamp(min=1)[:, None]
-        words = self.text(batch['tok'], batch['lens'])
-        return dict(pooled=self.norms[0](mean) * self.norms[1](words[:, 0]), text=words, regions=regions)
+        states = self.text(batch['tokens'], batch['lengths'])
+        return dict(pooled=self.norms[0](mean) * self.norms[1](states[:, 0]), text=states, regions=regions)

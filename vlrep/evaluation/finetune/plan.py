@@ -9,7 +9,7 @@ __all__ = ['PLANS', 'TASKS', 'FinetunePlan', 'TaskSource', 'FinetuneTask']
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ...core.fields import Choice, Float, Int, Share
+from ...core.fields import Choice, Float, Int, UnitInterval
 from ...core.registry import Lazy, Registry, did_you_mean
 
 # %% ../../../nbs/evaluation/finetune/10_plan.ipynb #6a742b64
@@ -24,7 +24,7 @@ class FinetunePlan:
     every: Int(1, 10**8) = 6000  # Steps between evaluations of the validation set
     patience: Int(0, 10**6) = 0  # Stop after this number of evaluations without improvement; 0: never
     wd: Float(0, 1) = 0.01  # Weight decay, except of biases and layer norms
-    dropout: Share = 0.1  # Before the head
+    dropout: UnitInterval = 0.1  # Before the head
     frozen: bool = False  # Train the head alone, with a frozen body?
     pooler: Choice('auto', 'cls', 'last') = 'auto'  # What feeds the head: cls, last: the token before the last [SEP],
     # or as
@@ -32,13 +32,13 @@ class FinetunePlan:
     max_len: Int(0, 4096) = 0  # Most tokens of a text, or of a pair; 0: the task's
     answers: Int(0, 10**6) = 0  # Answers to choose from, <unk> included; 0: the task's (VQA 2.0 3129, VizWiz 7371)
     genres: Int(23, 24) = 23  # Of MM-IMDB: 24 has one for all others (the paper says 23, its code has 24)
-    blind: bool = False  # Train and evaluate without the image: the baseline of the text alone
+    text_only: bool = False  # Train and evaluate without the image: the baseline of the text alone
     decay_steps: Int(0, 10**8) = 0  # The linear schedule ends at 0 after these steps, which may be more than are
     # made (released configuration for MM-IMDB: 88,000); 0: with the last step
     report: Choice('both', 'valid', 'test') = 'both'  # The sets in the table, whose rows name them
     draws: Int(0, 10**5) = 0  # Bootstrap resamples of the test images to keep scores of, to compare runs in pairs
-    max_cut: Share = 0.5  # Share of the tokens that may be cut off by max_len, before the run is refused
-    max_unknown: Share = 0.25  # Share of the tokens that may be unknown (such as ?), before the run is refused
+    max_cut: UnitInterval = 0.5  # Share of the tokens that may be cut off by max_len, before the run is refused
+    max_unknown: UnitInterval = 0.25  # Share of the tokens that may be unknown (such as ?), before the run is refused
 
     def check(self) -> None:
         "Check that warm-up is shorter than training, and training no longer than the schedule"
@@ -59,7 +59,7 @@ PLANS = dict(
 class TaskSource:
     "Where the examples of a task come from"
 
-    read: Callable = Lazy()  # (root, split, size, log=, max_damaged=) -> TaskDataset; with `options`: (split,
+    read: Callable = Lazy()  # (root, split, size, log=, max_corrupt=) -> TaskDataset; with `options`: (split,
     # size, options, log=)
     root_help: str = ''  # What --root must hold; '' if no files are needed
     options: object = None  # A frozen dataclass: sizes, with their defaults

@@ -39,7 +39,7 @@ def decide_all(
     *,
     size: int = None,  # Side of the views; that of the images by default
     bs: int = 256,  # Examples at a time
-    blind: bool = False,  # Without the image?
+    text_only: bool = False,  # Without the image?
 ) -> np.ndarray:  # As `task.decide` gives it
     "Decide for all examples, in their order"
     p = next(model.parameters())
@@ -50,10 +50,10 @@ def decide_all(
         collate=collate,
         flip_p=0.0,
         device=p.device,
-        max_damaged=0,
+        max_corrupt=0,
     )
     with frozen(model):
-        return np.concatenate([task.decide(model(b, blind)['logits'].float(), examples.classes) for b, _ in dl])
+        return np.concatenate([task.decide(model(b, text_only)['logits'].float(), examples.classes) for b, _ in dl])
 
 # %% ../../../nbs/evaluation/finetune/60_results.ipynb #68ea90ad
 def _rows(task, examples, decisions, *, constant, who, question, seed):
@@ -118,8 +118,8 @@ def task_rows(
     for d, name in both:
         new = _rows(task, examples, d, constant=constant, who=name, question=q, seed=seed)
         if draws:
-            kept = task_draws(task, examples, d, draws)
-            new = [r | dict(draws=kept[r['metric']]) for r in new]
+            draws_of = task_draws(task, examples, d, draws)
+            new = [r | dict(draws=draws_of[r['metric']]) for r in new]
         rows += new
     for kind in sorted(set(examples.kinds or []) - {None}):
         at, known = (np.flatnonzero([k == kind for k in e.kinds or []]) for e in (examples, train))
@@ -140,7 +140,7 @@ class Answerer:
         task: FinetuneTask,  # The task it was fine-tuned on
         labels: list,  # Names of its outputs
         collate: TaskCollator,  # Tokenizer and limit
-        view,  # `batch(images)` gives `img`, such as `vlrep.training.learner.PictureView`
+        view,  # `batch(images)` gives `images`, such as `vlrep.training.learner.PictureView`
         *,
         regions: str = 'grid',  # How it reads regions: grid, boxes or files
     ):
@@ -183,14 +183,14 @@ class Answerer:
                 raise ValueError(f'{where}: a text is expected, not {brief(q)}')
             if not has_text(q):
                 raise ValueError(f'{where}: is empty')
-        text = encode_pairs(self.collate.tok, questions, max_len=self.collate.max_len)
+        text = encode_pairs(self.collate.tokenizer, questions, max_len=self.collate.max_len)
         if long := int((text['cut'] > 0).sum()):
             warnings.warn(
                 f'{long} of {len(questions)} questions are longer than the {self.collate.max_len} tokens that '
                 f'this run reads: their last {int(text["cut"].sum())} tokens are cut',
                 stacklevel=4,
             )
-        return {k: text[k] for k in ('tok', 'lens', 'segments')}
+        return {k: text[k] for k in ('tokens', 'lengths', 'segments')}
 
     def _boxes(self, many):
         "The boxes of several images as a batch"
@@ -265,15 +265,15 @@ def answer(
     top: int = 5,  # How many answers
 ) -> list:  # Pairs of an answer and its probability, the most likely first; for a list a list of such lists
     "The most likely answers; a `ValueError` if the run was not fine-tuned on questions, or the input is invalid"
-    if (asked := self.capabilities.get('answer')) is None:
+    if (probabilities := self.capabilities.get('answer')) is None:
         raise ValueError(
             f'{self.name}: was not fine-tuned on questions: vlrep finetune {self.name} --task vqa makes a '
             f'run that answers'
         )
     if top < 1:
         raise ValueError(f'top={top}: at least 1 answer')
-    p = asked(image, question, boxes)
-    labels = asked.__self__.labels
+    p = probabilities(image, question, boxes)
+    labels = probabilities.__self__.labels
 
     def best(p):
         order = [k for k in p.argsort(descending=True, stable=True).tolist() if labels[k] != UNKNOWN]

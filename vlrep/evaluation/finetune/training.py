@@ -37,17 +37,17 @@ class TaskCollator:
 
     def __init__(
         self,
-        tok: 'Tokenizer',  # Cuts texts into tokens
+        tokenizer: 'Tokenizer',  # Cuts texts into tokens
         max_len: int = 128,  # Most tokens of a text, or of a pair
         regions: Callable = None,  # (dataset of images, rows) -> tensors `region_*`, such as a `RegionReader`
     ):
-        self.tok = tok
+        self.tokenizer = tokenizer
         self.max_len = max_len
         self.regions = regions
 
     def texts(self, source: TaskDataset, rows: np.ndarray) -> dict:
-        "Encode the texts of examples: `tok`, `lens`, `segments`, and how many tokens were `cut`"
-        return encode_pairs(self.tok, *source.texts(rows), max_len=self.max_len)
+        "Encode the texts of examples: `tokens`, `lengths`, `segments`, and how many tokens were `cut`"
+        return encode_pairs(self.tokenizer, *source.texts(rows), max_len=self.max_len)
 
     def all_texts(self, source: TaskDataset) -> TextBuffer:
         "Collect the text of each example; of a pair both, with `MARK` between"
@@ -57,7 +57,7 @@ class TaskCollator:
 
     def uncut(self, texts: list) -> list:
         "Encode texts or pairs without a limit, special tokens included"
-        return uncut_pairs(self.tok, texts)
+        return uncut_pairs(self.tokenizer, texts)
 
     def __call__(
         self,
@@ -66,7 +66,7 @@ class TaskCollator:
         when,  # Not used: the same in every epoch
         seed: int,  # Not used
         flip: np.ndarray,  # None is mirrored: a question may say left
-    ) -> dict:  # `tok`, `segments` (b,s), `lens` (b,), `target` (b,k) if it is known, `region_*`
+    ) -> dict:  # `tokens`, `segments` (b,s), `lengths` (b,), `target` (b,k) if it is known, `region_*`
         "Collate what a batch holds in addition to the images"
         if flip.any():
             raise ValueError('flip_p: images of a task are not mirrored, for its texts say left and right')
@@ -127,7 +127,7 @@ class TaskScore(Metric):
         self.examples = examples
         self.dist = dist
         self.rows = []
-        self.said = []
+        self.decisions = []
 
     @property
     def name(self) -> str:
@@ -135,7 +135,7 @@ class TaskScore(Metric):
 
     def reset(self) -> None:
         self.rows = []
-        self.said = []
+        self.decisions = []
         self._value = None
 
     def accumulate(self, learn: BatchLearner) -> None:
@@ -144,25 +144,25 @@ class TaskScore(Metric):
         if not len(rows):
             return
         self.rows.append(rows)
-        self.said.append(self.task.decide(learn.pred['logits'].float(), self.examples.classes))
+        self.decisions.append(self.task.decide(learn.pred['logits'].float(), self.examples.classes))
 
     @property
     def value(self) -> float:
         "From 0 to 1; of several metrics the first"
         if self._value is None:
-            got = self.dist.objects((self.rows, self.said))
-            rows, said = ([x for share in part for x in share] for part in zip(*got))
+            got = self.dist.objects((self.rows, self.decisions))
+            rows, decisions = ([x for share in part for x in share] for part in zip(*got))
             if not rows:
                 return None
             rows = np.concatenate(rows)
-            said = np.concatenate(said)
+            decisions = np.concatenate(decisions)
             if self.dist.world_size > 1:  # the order of one process
                 order = np.argsort(rows, kind='stable')
                 rows = rows[order]
-                said = said[order]
+                decisions = decisions[order]
             whole = np.array_equal(rows, np.arange(len(self.examples)))
             seen = self.examples if whole else self.examples.subset(rows)
-            self._value = next(iter(self.task.measure(said, seen, draws=1).values()))[0]
+            self._value = next(iter(self.task.measure(decisions, seen, draws=1).values()))[0]
         return self._value
 
 # %% ../../../nbs/evaluation/finetune/50_training.ipynb #10f1d71d
@@ -234,10 +234,10 @@ def text_limit(
     task: FinetuneTask,  # Its `max_len` counts if the plan has none
 ) -> int:  # Most tokens
     "Find the maximum length of a text: as planned, and at most the number of the model's positions"
-    most = body.max_len if body else 0
-    if plan.max_len and most and plan.max_len > most:
-        raise ValueError(f'max_len={plan.max_len}: the model has positions for {most} tokens only')
-    return min(plan.max_len or task.max_len, most or 4096)
+    max_len = body.max_len if body else 0
+    if plan.max_len and max_len and plan.max_len > max_len:
+        raise ValueError(f'max_len={plan.max_len}: the model has positions for {max_len} tokens only')
+    return min(plan.max_len or task.max_len, max_len or 4096)
 
 # %% ../../../nbs/evaluation/finetune/50_training.ipynb #da722299
 def without_idle(
@@ -274,7 +274,7 @@ def task_loss(
 def finetune_learner(
     model: FinetuneModel,  # Body and head
     task: FinetuneTask,  # Loss and metric
-    parts: dict,  # `train` and `valid`: TaskDatasets with targets
+    splits: dict,  # `train` and `valid`: TaskDatasets with targets
     collate: TaskCollator,  # Texts, targets, regions
     plan: FinetunePlan,  # The hyperparameters
     *,
@@ -285,17 +285,17 @@ def finetune_learner(
     accumulate: int = 1,  # Parts of a batch
     workers: int = 0,  # Processes that read images ahead
     save_every: int = 0,  # Steps between checkpoints within a round
-    max_damaged: int | float | str = None,  # Images that may be unreadable in training
+    max_corrupt: int | float | str = None,  # Images that may be unreadable in training
     cbs: list | tuple = (),  # More callbacks
     log: Callable = print,  # Called with lines about the progress
 ) -> BatchLearner:  # For `fit_task`; `learn.save_run.history` has step, loss and score of each evaluation
     "Build fastai's Learner for a task, with the callbacks of the other trainings"
-    view = EvalTransform(size or parts['train'].size, whole=True)  # a question is about all of the image
+    view = EvalTransform(size or splits['train'].size, whole=True)  # a question is about all of the image
     dist = current_dist()
     several = dict(rank=dist.rank, world_size=dist.world_size, device=dist.device) if dist.world_size > 1 else {}
     dls = loaders(
-        parts['train'],
-        parts['valid'],
+        splits['train'],
+        splits['valid'],
         size=view.size,
         bs=plan.bs,
         aug=view,
@@ -304,12 +304,12 @@ def finetune_learner(
         flip_p=0.0,
         collate=collate,
         workers=workers,
-        max_damaged=max_damaged,
+        max_corrupt=max_corrupt,
         **several,
     )
     dls.loaders[0] = MicroBatchLoader(Rounds(dls.train, min(plan.every, plan.steps)), accumulate)
     opt = torch.optim.AdamW(param_groups(model, [(None, plan.lr, norm_or_bias)], plan.wd), plan.lr, (0.9, 0.999), 1e-8)
-    score = TaskScore(task, parts['valid'], dist)
+    score = TaskScore(task, splits['valid'], dist)
     keeper = BestScore(folder or KeptBest(), score, plan.patience, every=save_every, log=log)
     rules = [
         LRScheduler(partial(_warmup_then_decay, total=plan.decay_steps or plan.steps, warmup=plan.warmup)),

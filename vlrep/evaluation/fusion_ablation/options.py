@@ -15,7 +15,7 @@ EVALUATIONS.add(
     Evaluation(
         'fusion_ablation',
         'masked names of things: with the image, without it, without the thing',
-        _table + 'ask_fusion_ablation',
+        _table + 'evaluate_fusion_ablation',
         uses_root=True,
         needs=frozenset({'fill_mask', 'regions'}),
         measure=_table + 'measure_fusion_ablation',

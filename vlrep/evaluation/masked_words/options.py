@@ -15,7 +15,7 @@ EVALUATIONS.add(
     Evaluation(
         'masked_words',
         'masked words of captions: with the right image, another one, or none',
-        _table + 'ask_masked_words',
+        _table + 'evaluate_masked_words',
         uses_root=True,
         needs=frozenset({'fill_mask', 'masked_counts'}),
         measure=_table + 'measure_masked_words',

@@ -40,8 +40,8 @@ def image_vectors(
     out = []
     with m.evaluating():
         for idx in progress(np.array_split(np.arange(len(dataset)), range(bs, len(dataset), bs)), label='images'):
-            img, hw = (x.to(p.device) for x in dataset.images(idx))
-            view = m.view(dict(img=img, hw=hw), ('use',))['img'].to(p.dtype)
+            image, hw = (x.to(p.device) for x in dataset.images(idx))
+            view = m.view(dict(images=image, hw=hw), ('use',))['images'].to(p.dtype)
             out.append(m.capabilities['embed_image'](view).float().cpu())
     return torch.cat(out)
 
@@ -52,16 +52,16 @@ def text_vectors(
     bs: int = 256,  # Captions at a time
 ) -> Tensor:  # (m,d) float32, on the CPU
     "Embed each caption; equal ones are embedded once; a `ValueError` if the model has no tokenizer"
-    if m.tok is None:
+    if m.tokenizer is None:
         raise ValueError(f'{m.name}: has no tokenizer, so its captions cannot be embedded')
-    ids = list(map(tuple, m.tok.encode(list(texts), m.max_len)))
+    ids = list(map(tuple, m.tokenizer.encode(list(texts), m.max_len)))
     once = sorted(set(ids), key=lambda t: (len(t), t))
     device = next(m.backbone.parameters()).device
     out = []
     with m.evaluating():
         for a in progress(range(0, len(once), bs), label='captions'):
-            tok, lens = (x.to(device) for x in pad_tokens([list(t) for t in once[a : a + bs]], m.tok.pad))
-            out.append(m.capabilities['embed_text'](tok, lens).float().cpu())
+            tokens, lengths = (x.to(device) for x in pad_tokens([list(t) for t in once[a : a + bs]], m.tokenizer.pad))
+            out.append(m.capabilities['embed_text'](tokens, lengths).float().cpu())
     at = {t: i for i, t in enumerate(once)}
     return torch.cat(out)[[at[t] for t in ids]]
 
@@ -78,8 +78,8 @@ def duplicate_captions(
     n = len(np.unique(image_of))
     both, times = np.unique(np.stack([code, np.asarray(image_of)]), axis=1, return_counts=True)
     owners = np.bincount(both[0])  # images that have each text
-    said = np.bincount(np.asarray(image_of))[both[1]]
-    p = times / said
+    counts = np.bincount(np.asarray(image_of))[both[1]]
+    p = times / counts
 
     def square(x):
         return np.bincount(both[0], x)

@@ -34,7 +34,7 @@ EVALUATIONS.add(
     Evaluation(
         'retrieval',
         'which caption belongs to an image, which image to a caption: R@1, R@5, R@10',
-        _here + 'ask:ask_retrieval',
+        _here + 'ask:evaluate_retrieval',
         dict(data=_data, protocol=_protocol, split=_split),
         uses_root=True,
         needs=frozenset({'embed_image', 'embed_text'}),
@@ -47,7 +47,7 @@ EVALUATIONS.add(
     Evaluation(
         'vsepp',
         'retrieval by a text encoder that is trained on the frozen backbone (VSE++)',
-        _here + 'vsepp:ask_vsepp',
+        _here + 'vsepp:evaluate_vsepp',
         dict(
             data=_data,
             protocol=_protocol,
@@ -57,6 +57,6 @@ EVALUATIONS.add(
         ),
         uses_root=True,
         scores=_scores,
-        beside=('random',),
+        reference_rows=('random',),
     )
 )

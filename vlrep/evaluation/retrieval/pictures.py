@@ -29,7 +29,7 @@ def retrieval_samples(
     k: int = 4,  # How many of the nearest
     *,
     asks: int = 3,  # Images, and captions, as queries
-    most: int = 40,  # Images in the matrix
+    max_images: int = 40,  # Images in the matrix
 ) -> dict:  # `images` and `captions`: (row, its nearest) each; `matrix`: cosines of images with a caption
     # of each (s,s), and its `rows`
     "Find the nearest candidates of some images and captions, drawn at random"
@@ -39,7 +39,7 @@ def retrieval_samples(
         return np.sort(rng(seed, 'retrieval', what).permutation(n)[:m]).tolist()
 
     first = np.unique(owner, return_index=True)[1]
-    shown = row('matrix', len(images), most)
+    shown = row('matrix', len(images), max_images)
     return dict(
         images=[
             (i, _nearest(images[i], captions, set(np.flatnonzero(owner == i)), k))
@@ -68,11 +68,11 @@ def nearest_captions(
         for ax in (pic, text):
             ax.axis('off')
         for l, (j, c, right) in enumerate(near):
-            said = drawable(shortened(texts[j], 88))
+            shown_text = drawable(shortened(texts[j], 88))
             text.text(
                 0,
                 1 - (l + 0.5) / len(near),
-                f'{c:+.2f}  {"✓ " if right else ""}{said}',
+                f'{c:+.2f}  {"✓ " if right else ""}{shown_text}',
                 va='center',
                 fontsize=9,
                 color=_mark(right),

@@ -19,19 +19,19 @@ from ...metrics.retrieval import chance_median, chance_recall, retrieval_folds, 
 DIRECTIONS = dict(i2t='image to text', t2i='text to image')
 
 # %% ../../../nbs/evaluation/retrieval/20_table.ipynb #74a24b19
-def _metrics(parts, way, counts, ks):
+def _metrics(folds, way, counts, ks):
     "Name of each metric -> (its statistic over weights of images, chance, 100 if it is a share)"
 
     def mean(f):
-        return lambda w: np.mean([f(r[way], w[:, rows]) for rows, r in parts], 0)
+        return lambda w: np.mean([f(r[way], w[:, rows]) for rows, r in folds], 0)
 
     def at(k):
         return mean(lambda r, w: r.recall(k, w))
 
-    right = [counts[rows] if way == 'i2t' else np.ones(len(r[way]), int) for rows, r in parts]
+    right = [counts[rows] if way == 'i2t' else np.ones(len(r[way]), int) for rows, r in folds]
 
     def guess(f):
-        return float(np.mean([f(c, r[way].n) for c, (_, r) in zip(right, parts)]))
+        return float(np.mean([f(c, r[way].n) for c, (_, r) in zip(right, folds)]))
 
     for k in ks:
         yield f'R@{k}', at(k), guess(lambda c, n: chance_recall(c, n, k)), 100
@@ -54,34 +54,34 @@ def retrieval_table(
     # `candidates, captions_per_image, split, protocol`
     "Compute R@k and the median rank in both directions; a `ValueError` if a `k` exceeds the number of candidates"
     owner = torch.as_tensor(image_of)
-    parts = []
+    folds = []
     for rows in retrieval_folds(len(images), protocol):
         at = (owner >= int(rows[0])) & (owner <= int(rows[-1]))
-        parts.append((rows, retrieval_ranks(images[rows[0] : rows[-1] + 1], captions[at], owner[at] - int(rows[0]))))
-    n = len(parts[0][0])
+        folds.append((rows, retrieval_ranks(images[rows[0] : rows[-1] + 1], captions[at], owner[at] - int(rows[0]))))
+    n = len(folds[0][0])
     if max(ks) > n:
         raise ValueError(f'k={max(ks)}: a caption has only {n} images to choose from; take a smaller k, or more images')
     if protocol != 'all':
         split = f'{split}, protocol {protocol}'
     counts = np.bincount(image_of, minlength=len(images))
-    used = counts[np.concatenate([rows for rows, _ in parts])]
+    used = counts[np.concatenate([rows for rows, _ in folds])]
     an_image = f'{used.min()}' if used.min() == used.max() else f'{used.min()} to {used.max()}'
-    m = round(np.mean([r['i2t'].n for _, r in parts]))
+    m = round(np.mean([r['i2t'].n for _, r in folds]))
     candidates = dict(i2t=(m, 'captions'), t2i=(n, 'images'))
     out = []
     for way, name in DIRECTIONS.items():
         number, what = candidates[way]
         facts = dict(candidates=number, captions_per_image=an_image, split=split, protocol=protocol)
         metric = f'of {number:,} {what}; {an_image} captions an image, {split}'
-        asked = sum(len(r[way]) for _, r in parts)
-        for k, stat, chance, unit in _metrics(parts, way, counts, ks):
+        queries = sum(len(r[way]) for _, r in folds)
+        for k, stat, chance, unit in _metrics(folds, way, counts, ks):
             value, low, high = bootstrap_interval(stat, len(images), draws, seed)
             if unit == 100:
                 low, high = np.clip((low, high), 0, 1)
             else:
                 low, high = bootstrap(stat, len(images), draws, seed=seed)
             scores = dict(chance=chance, value=value, low=low, high=high)
-            row = score_row(f'{name}: {k}', metric, who, asked, **scores, unit=unit, **facts)
+            row = score_row(f'{name}: {k}', metric, who, queries, **scores, unit=unit, **facts)
             if keep:
                 row['draws'] = np.round(unit * stat(draw_counts(len(images), keep)), 2).tolist()
             out.append(row)

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['hardest_negatives_loss', 'word_numbers', 'encode_words', 'VseppEncoders', 'VseppRecipe', 'fit_vsepp', 'vsepp_vectors',
-           'ask_vsepp']
+           'evaluate_vsepp']
 
 # %% ../../../nbs/evaluation/retrieval/50_vsepp.ipynb #2b5a54a4
 from collections import Counter
@@ -49,8 +49,8 @@ def word_numbers(
 ) -> dict:  # Word -> number from 4 on; 0 to 3 are padding, start, end and all other words
     "Number the words of captions, frequent words first"
     n = Counter(w for t in texts for w in caption_words(t))
-    kept = sorted((w for w, c in n.items() if c >= min_count), key=lambda w: (-n[w], w))
-    return {w: i for i, w in enumerate(kept, 4)}
+    frequent = sorted((w for w, c in n.items() if c >= min_count), key=lambda w: (-n[w], w))
+    return {w: i for i, w in enumerate(frequent, 4)}
 
 
 def encode_words(
@@ -88,11 +88,11 @@ class VseppEncoders(nn.Module):
 
     def embed_text(
         self,
-        tok: Tensor,  # Numbers of words (b,s)
-        lens: Tensor,  # Real ones in each row (b,), at least 1
+        tokens: Tensor,  # Numbers of words (b,s)
+        lengths: Tensor,  # Real ones in each row (b,), at least 1
     ) -> Tensor:  # Length 1 (b,joint)
         "Embed captions in the joint space"
-        packed = pack_padded_sequence(self.words(tok), lens.cpu(), batch_first=True, enforce_sorted=False)
+        packed = pack_padded_sequence(self.words(tokens), lengths.cpu(), batch_first=True, enforce_sorted=False)
         return F.normalize(self.gru(packed)[1][0], dim=1)
 
 # %% ../../../nbs/evaluation/retrieval/50_vsepp.ipynb #fc6b39d7
@@ -139,10 +139,12 @@ def fit_vsepp(
         total = 0.0
         for a in range(0, len(order) - 1, recipe.bs):
             at = order[a : a + recipe.bs]
-            tok, lens = pad_tokens([ids[i] for i in at], _PAD)
-            x, tok, lens, image = (v.to(device) for v in (f[owner[at]], tok, lens, owner[at]))
+            tokens, lengths = pad_tokens([ids[i] for i in at], _PAD)
+            x, tokens, lengths, image = (v.to(device) for v in (f[owner[at]], tokens, lengths, owner[at]))
             own = image[:, None] == image
-            loss = hardest_negatives_loss(model.embed_image(x) @ model.embed_text(tok, lens).T, recipe.margin, own)
+            loss = hardest_negatives_loss(
+                model.embed_image(x) @ model.embed_text(tokens, lengths).T, recipe.margin, own
+            )
             opt.zero_grad()
             loss.backward()
             nn.utils.clip_grad_norm_(model.parameters(), recipe.clip)
@@ -172,7 +174,7 @@ def vsepp_vectors(
     return torch.cat(v), torch.cat(t)
 
 # %% ../../../nbs/evaluation/retrieval/50_vsepp.ipynb #c3d49579
-def ask_vsepp(
+def evaluate_vsepp(
     context: EvaluationContext,  # The model
     data: str = None,  # One of `DATASETS`; by default what the run was trained on
     protocol: str = 'all',  # One of `PROTOCOLS`
@@ -181,7 +183,7 @@ def ask_vsepp(
     split: str = 'auto',  # Where the data comes with several splits
 ) -> list:  # Rows, as `retrieval_table` gives them
     "Retrieve with a text encoder that is trained on the frozen backbone; the same on random features, if `baselines`"
-    (train, texts, owner), (test, asked, whose) = map(caption_pairs, open_probe_sets(context, data, split))
+    (train, texts, owner), (test, test_texts, whose) = map(caption_pairs, open_probe_sets(context, data, split))
     recipe = VseppRecipe(epochs=epochs, joint=joint)
     rows = []
     device = 'cuda' if torch.cuda.is_available() else 'cpu'
@@ -190,7 +192,7 @@ def ask_vsepp(
         f, g = (features(net, s, context.model.view.size)['avg'] for s in (train, test))
         model, numbers = fit_vsepp(f, texts, owner, recipe, context.seed, log=context.log, device=device)
         rows += retrieval_table(
-            *vsepp_vectors(model, numbers, g, asked),
+            *vsepp_vectors(model, numbers, g, test_texts),
             whose,
             who,
             test.split or 'test',

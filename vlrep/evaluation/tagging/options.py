@@ -16,7 +16,7 @@ EVALUATIONS.add(
     Evaluation(
         'tagging',
         'which tags an image has, by a network on frozen features: mIOU@k (MCT)',
-        'vlrep.evaluation.tagging.tagging:ask_tagging',
+        'vlrep.evaluation.tagging.tagging:evaluate_tagging',
         dict(
             data=Option(
                 None,
@@ -34,6 +34,6 @@ EVALUATIONS.add(
         ),
         uses_root=True,
         scores=('tags', 'words of captions'),
-        beside=('random',),
+        reference_rows=('random',),
     )
 )

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['mean_iou', 'tag_lists', 'tag_vocabulary', 'tag_matrix', 'pmi', 'tag_vectors', 'TaggingRecipe', 'tagging_network',
-           'fit_tagging', 'tagging_row', 'ask_tagging']
+           'fit_tagging', 'tagging_row', 'evaluate_tagging']
 
 # %% ../../../nbs/evaluation/tagging/20_tagging.ipynb #b143a820
 from collections import Counter
@@ -189,16 +189,16 @@ def tagging_row(
     device = next(net.parameters()).device
     scores = F.normalize(net(f[some].to(device)).cpu(), dim=1) @ vectors.T
     got = mean_iou(scores, truth, k)
-    blind = mean_iou(torch.as_tensor(usual).float().expand(len(some), -1), truth, k)
+    chance = mean_iou(torch.as_tensor(usual).float().expand(len(some), -1), truth, k)
     low, high = bootstrap(got, draws=draws, seed=seed)
-    scores = dict(chance=blind.mean(), value=got.mean(), low=low, high=high)
+    scores = dict(chance=chance.mean(), value=got.mean(), low=low, high=high)
     row = score_row(what, f'mIOU@{k} of {has.shape[1]:,}', who, len(some), **scores, k=k)
     if keep:
         row['draws'] = bootstrap_scores(mean_by_scene(got, some, has.shape[0]), has.shape[0], keep)
     return row
 
 # %% ../../../nbs/evaluation/tagging/20_tagging.ipynb #bd8ea7f1
-def ask_tagging(
+def evaluate_tagging(
     context: EvaluationContext,  # The model
     data: str = None,  # One of `DATASETS`; by default what the run was trained on
     tags: int = 18157,  # The most frequent tags that are learned
@@ -213,7 +213,7 @@ def ask_tagging(
     vocabulary = tag_vocabulary(lists[0], tags)
     if not 1 <= k <= len(vocabulary):
         raise ValueError(f'--k {k}: there are {len(vocabulary)} tags')
-    has, there = (tag_matrix(l, vocabulary) for l in lists)
+    has, targets = (tag_matrix(l, vocabulary) for l in lists)
     what = 'tags' if 'tags' in train.labels else 'words of captions'
     context.log(
         f'{len(vocabulary):,} {what}, {has.nnz / len(train):.1f} an image; the most frequent: '
@@ -231,7 +231,7 @@ def ask_tagging(
                 head,
                 vectors,
                 g,
-                there,
+                targets,
                 k,
                 who=who,
                 usual=np.asarray(has.sum(0)).ravel(),

@@ -47,36 +47,36 @@ class ZeroShotBenchmark:
             )
 
     def parts(self) -> dict:  # Rows
-        "`train` and `held`: images of seen classes; `test`: images of unseen ones. They do not depend on a seed"
+        "`train` and `validation`: images of seen classes; `test`: images of unseen ones. They do not depend on a seed"
         train = []
-        held = []
+        validation = []
         for j in np.flatnonzero(~self.unseen):
             rows = rng('zero-shot', self.name, self.classes[j]).permutation(np.flatnonzero(self.label == j))
             n = round(_HELD * len(rows)) if len(rows) > 1 else 0
-            held += rows[:n].tolist()
+            validation += rows[:n].tolist()
             train += rows[n:].tolist()
         test = np.flatnonzero(self.unseen[self.label])
-        return dict(train=np.sort(train), held=np.sort(held), test=test)
+        return dict(train=np.sort(train), validation=np.sort(validation), test=test)
 
 # %% ../../../nbs/evaluation/zeroshot/20_benchmarks.ipynb #d5171ef7
 def unit_rows(
     a: np.ndarray,  # Vectors (k,d)
-    about: str,  # A file, for messages
+    source: str,  # A file, for messages
 ) -> np.ndarray:  # float32
     "Scale vectors to length 1; a `ValueError` if one is zero or not a number"
     a = np.asarray(a, np.float64)
     n = np.linalg.norm(a, axis=1, keepdims=True)
     if bad := [str(i + 1) for i in np.flatnonzero(~(n[:, 0] > 0) | ~np.isfinite(n[:, 0]))]:
-        raise ValueError(f'{about}: no attribute in row {some_of(bad)}')
+        raise ValueError(f'{source}: no attribute in row {some_of(bad)}')
     return (a / n).astype(np.float32)
 
 # %% ../../../nbs/evaluation/zeroshot/20_benchmarks.ipynb #5dedaab5
 def _rows(path, width=None):
     "The words of each line of a list; a `ValueError` names a missing file, or a line with another number of words"
     out = [(i, line.split()) for i, line in text_lines(path)]
-    for i, words in out:
-        if width is not None and len(words) != width:
-            raise ValueError(f'{path}, line {i}: {len(words)} words; expected {width}')
+    for i, fields in out:
+        if width is not None and len(fields) != width:
+            raise ValueError(f'{path}, line {i}: {len(fields)} words; expected {width}')
     if not out:
         raise ValueError(f'{path}: is empty')
     return out
@@ -107,9 +107,9 @@ def _matrix(path, height):
     if len(rows) != height:
         raise ValueError(f'{path}: {len(rows)} lines for {height} classes')
     out = np.empty((height, width))
-    for k, (i, words) in enumerate(_rows(path, width)):
+    for k, (i, fields) in enumerate(_rows(path, width)):
         try:
-            out[k] = [float(w) for w in words]
+            out[k] = [float(w) for w in fields]
         except ValueError as e:
             raise ValueError(f'{path}, line {i}: {e}') from None
     return out
@@ -129,7 +129,7 @@ def _class_mask(path, classes):
 def read_cub(
     root: FilePath = 'CUB_200_2011',  # The folder that holds images, attributes and the lists, and testclasses.txt
     size: int = 256,  # Images are fitted into squares of this side
-    max_damaged: int | float | str = None,  # How many images may be missing, see `damage_limit`
+    max_corrupt: int | float | str = None,  # How many images may be missing, see `corrupt_limit`
 ) -> ZeroShotBenchmark:
     "Read CUB-200-2011; a `ValueError` names what is missing or wrong"
     root = Path(root)
@@ -154,7 +154,7 @@ def read_cub(
             f'{test}: no such file; it lists the unseen classes, a name in each line, and is part of the '
             f'archive xlsa17 (data/CUB/testclasses.txt)'
         )
-    files = find_files(root / 'images', names, root / 'images.txt', max_damaged)
+    files = find_files(root / 'images', names, root / 'images.txt', max_corrupt)
     label = label[[n in files for n in names]]
     names = [n for n in names if n in files]
     path = root / 'attributes' / 'class_attribute_labels_continuous.txt'
@@ -171,7 +171,7 @@ def read_cub(
 def read_awa2(
     root: FilePath = 'Animals_with_Attributes2',  # The folder that holds JPEGImages, the lists and the matrix
     size: int = 256,  # Images are fitted into squares of this side
-    max_damaged: int | float | str = None,  # Not used: the folders say which images there are
+    max_corrupt: int | float | str = None,  # Not used: the folders say which images there are
 ) -> ZeroShotBenchmark:
     "Read Animals with Attributes 2; a `ValueError` names what is missing or wrong"
     root = Path(root)
@@ -247,8 +247,8 @@ def world_zeroshot(
     tags = scenes.labels['tags'].astype(bool)
     alone = np.flatnonzero(tags.sum(1) == 1)
     label = tags[alone].argmax(1)
-    there = np.unique(label)
-    if lost := [CATEGORIES[j] for j in range(len(CATEGORIES)) if j not in there]:
+    present = np.unique(label)
+    if lost := [CATEGORIES[j] for j in range(len(CATEGORIES)) if j not in present]:
         raise ValueError(f'{n} scenes hold no {some_of(lost)} alone: draw more')
     return ZeroShotBenchmark(
         'world',

@@ -16,7 +16,7 @@ EVALUATIONS.add(
     Evaluation(
         'zeroshot',
         'classes without images, by their attributes: CUB, AWA2 or the world (ICMLM)',
-        _table + 'ask_zeroshot',
+        _table + 'evaluate_zeroshot',
         dict(
             benchmark=Option(
                 'world',

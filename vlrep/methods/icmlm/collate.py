@@ -11,7 +11,7 @@ import torch
 from fastcore.basics import patch
 
 from ...core.scripts import mirror_pairs
-from ...core.seeding import chances
+from ...core.seeding import hashed_uniform
 from ...data.concept_targets import ConceptCollator, ConceptTargets
 from ...data.concepts import ConceptSet, Triplets, split_marks, usable_captions
 from ...data.records import ImageTextDataset, TextBuffer
@@ -50,7 +50,7 @@ class TripletCollator:
         recipe: ICMLMRecipe,  # Which words are concepts, which captions are read, how triplets are drawn
         tokenizer: 'Tokenizer',  # Cuts captions into tokens
     ):
-        self.tok = tokenizer
+        self.tokenizer = tokenizer
         self.recipe = recipe
         self.max_len = recipe.max_len
         self.concepts = None
@@ -74,19 +74,19 @@ class TripletCollator:
 
     def uncut(self, texts: list) -> list:
         "As `CaptionCollator.uncut`"
-        return [[self.tok.sos, *self.ids(t), self.tok.eos] for t in texts]
+        return [[self.tokenizer.sos, *self.ids(t), self.tokenizer.eos] for t in texts]
 
     def _word(self, w):
         if w not in self._cut:
             if len(self._cut) > 200_000:
                 self._cut.clear()
-            self._cut[w] = self.tok.encode([w], 1 << 30)[0][1:-1]
+            self._cut[w] = self.tokenizer.encode([w], 1 << 30)[0][1:-1]
         return self._cut[w]
 
     def _whole(self, w):
         "Is the word one token, and one that the vocabulary has?"
         ids = self._word(w)
-        return len(ids) == 1 and ids[0] != self.tok.unk
+        return len(ids) == 1 and ids[0] != self.tokenizer.unk
 
     def places(self, text: str) -> list:
         "Positions in a caption's tokens, [CLS] first, at which a word can be masked"
@@ -101,15 +101,15 @@ class TripletCollator:
 
     def fit(self, train: ImageTextDataset) -> None:
         "Find the concepts of a training set; a `ValueError` if none can be masked"
-        words = recipe_words(self.recipe, train, self.how).words
-        whole = [w for w in words if self._whole(w)]
-        self.split = [w for w in words if not self._whole(w)]
+        vocabulary = recipe_words(self.recipe, train, self.how).vocabulary
+        whole = [w for w in vocabulary if self._whole(w)]
+        self.split = [w for w in vocabulary if not self._whole(w)]
         if not whole:
             r = self.recipe
             cure = f'raise vocab={r.vocab}' if r.bert == 'small' else f'choose another BERT than bert={r.bert}'
             raise ValueError(
-                f'{train.name}: the vocabulary splits or lacks all {len(words)} concepts, such as '
-                f'{words[0]!r}: none can be masked; {cure}'
+                f'{train.name}: the vocabulary splits or lacks all {len(vocabulary)} concepts, such as '
+                f'{vocabulary[0]!r}: none can be masked; {cure}'
             )
         self.concepts = ConceptSet(whole, self.how, self.sides)
 
@@ -128,7 +128,7 @@ class TripletCollator:
             read = [[t for t, o in zip(source.captions[i], ok[rows[i] : rows[i + 1]]) if o] for i in range(len(source))]
             return [[(k, 1.0) for k in self.concepts.of(ts)] for ts in read]
 
-        return ConceptTargets(self.concepts.words, find, self.concepts.mirror)
+        return ConceptTargets(self.concepts.vocabulary, find, self.concepts.mirror)
 
     def check(self, source: ImageTextDataset) -> None:
         "Count the triplets; a `ValueError` as for `triplets`"
@@ -168,12 +168,12 @@ def _masked(self: TripletCollator, triplets, j, which, flip):
     if flip:
         other = self.ids(swap_left_right(split_marks(text, self.how), pairs=self.sides))
         ids, places = other, places if len(other) == len(ids) else []  # mirrored, a word may be more tokens
-    ids = [self.tok.sos, *ids[: self.max_len - 2], self.tok.eos]
+    ids = [self.tokenizer.sos, *ids[: self.max_len - 2], self.tokenizer.eos]
     if not places:
-        return ids, 0, self.tok.mask
+        return ids, 0, self.tokenizer.mask
     at = places[which]
     answer = ids[at]
-    ids[at] = self.tok.mask
+    ids[at] = self.tokenizer.mask
     return ids, at, answer
 
 
@@ -189,13 +189,13 @@ def __call__(
     "A triplet of each image, and the tags of the image"
     rows = np.asarray(rows)
     all_of = self.triplets(source)
-    j, which, weight = all_of.draw(rows, chances(rows, seed, 'triplet', when), self.recipe.sampling)
+    j, which, weight = all_of.draw(rows, hashed_uniform(rows, seed, 'triplet', when), self.recipe.sampling)
     got = [self._masked(all_of, *o) for o in zip(j.tolist(), which.tolist(), flip.tolist())]
-    tok, lens = pad_tokens([ids for ids, _, _ in got], self.tok.pad)
+    tokens, lengths = pad_tokens([ids for ids, _, _ in got], self.tokenizer.pad)
     place, answer = (torch.tensor([g[k] for g in got]) for k in (1, 2))
     weight = torch.from_numpy(weight).float().masked_fill(place == 0, 0.0)
     concepts = torch.from_numpy(self.tags.rows(source, rows, flip))
-    return dict(tok=tok, lens=lens, place=place, answer=answer, weight=weight, concepts=concepts)
+    return dict(tokens=tokens, lengths=lengths, place=place, answer=answer, weight=weight, concepts=concepts)
 
 
 def triplet_collator(

@@ -20,7 +20,7 @@ from ...data.loader import StatefulLoader
 from ...data.subsets import take_part
 from ...data.tokenizer import TokenIds
 from ..base import METHODS
-from ..concept_training import FrozenStart
+from ..concept_training import BackboneWarmup
 from .collate import split_dataset
 from .heads import AttFcHead, TfmHead
 from .models import MaskedWordModel
@@ -28,7 +28,7 @@ from .recipe import ICMLMRecipe
 from ..learner import caption_sizes, make_learner
 from ...models.bert import SmallBertPlan, make_bert, small_config
 from ...models.bert_model import Bert, BertConfig
-from ...models.concept_head import ConceptHead, concept_nats
+from ...models.concept_head import ConceptHead, concept_nll
 from ...training.learner import BatchLearner, LossTerm
 
 # %% ../../../nbs/methods/icmlm/40_method.ipynb #9de27997
@@ -44,7 +44,7 @@ def icmlm_loss(
     def loss(out, batch):
         nats = F.cross_entropy(out['logits'].float(), out['target'], reduction='none')
         weight = out['target_weight']
-        tags, real = concept_nats(out['tags'], out['target_concepts'])
+        tags, real = concept_nll(out['tags'], out['target_concepts'])
         return dict(
             word=LossTerm(1.0, (weight * nats).sum(), weight.sum()),
             tags=LossTerm(recipe.tag_weight, tags.sum(), real.sum()),
@@ -67,25 +67,25 @@ def icmlm_counts(
 def _bert(recipe, loader, seed):
     "The recipe's BERT: one by name, or a small one that is trained on the captions"
     r = recipe
-    tok = loader.tok
+    tokenizer = loader.tokenizer
     if r.bert != 'small':
-        return make_bert(r.bert, None, tok, seed, pooler=False, log=None)
-    config = small_config(tok, r.width, r.depth, max(128, r.max_len))
+        return make_bert(r.bert, None, tokenizer, seed, pooler=False, log=None)
+    config = small_config(tokenizer, r.width, r.depth, max(128, r.max_len))
     train = loader.source
     if r.bert_part < 1:
         train = take_part(train, r.bert_part, seed)
     few = 12 * len(train.captions.data) // 50 // 64  # about 12 epochs of captions of 50 letters; untrained,
     # its states hardly distinguish words, and a head has little to use: at least 200 steps
     plan = SmallBertPlan(steps=min(r.bert_steps, max(200, few)), max_len=min(40, r.max_len))
-    return make_bert('small', split_dataset(train), tok, seed, config=config, plan=plan, pooler=False, log=None)
+    return make_bert('small', split_dataset(train), tokenizer, seed, config=config, plan=plan, pooler=False, log=None)
 
 
-def _times_masked(collate, train, tok):
+def _times_masked(collate, train, tokenizer):
     "How often each token is masked in the triplets of the training set (v,)"
     all_of = collate.triplets(train)
     texts = map(all_of.text, all_of.at.tolist())
     answers = [ids[p - 1] for t in texts for ids in [collate.ids(t)] for p in collate.places(t)]
-    return torch.bincount(torch.tensor(answers, dtype=torch.int64), minlength=len(tok))
+    return torch.bincount(torch.tensor(answers, dtype=torch.int64), minlength=len(tokenizer))
 
 
 def _head(recipe, channels, width):
@@ -112,10 +112,10 @@ def icmlm_initial(
 ) -> dict:  # `bert`, and `counts` (v,)
     "What the model takes from the training set: a BERT, and how often each token is masked"
     loader = dls.train
-    TokenIds.of(loader.tok, 'ICMLM')
+    TokenIds.of(loader.tokenizer, 'ICMLM')
     loader.collate.triplets(loader.source)
     bert = _bert(recipe, loader, seed)
-    return dict(bert=bert, counts=_times_masked(loader.collate, loader.source, loader.tok))
+    return dict(bert=bert, counts=_times_masked(loader.collate, loader.source, loader.tokenizer))
 
 
 def icmlm_sizes(
@@ -151,7 +151,7 @@ def icmlm_callbacks(
     recipe: ICMLMRecipe,  # `frozen_start`, a share of the steps
 ) -> list:
     "Freeze the backbone at first, if the recipe says so"
-    return [FrozenStart(round(recipe.frozen_start * recipe.steps))] if recipe.frozen_start else []
+    return [BackboneWarmup(round(recipe.frozen_start * recipe.steps))] if recipe.frozen_start else []
 
 
 def icmlm_learner(

@@ -15,7 +15,7 @@ from torch import Tensor
 from ...core.weights import weights_sha256
 from ...data.masking import sequence_mask
 from ...data.tokenizer import TokenIds
-from ..concept_training import still_grid
+from ..concept_training import frozen_features
 from ...models.bert_model import Bert
 from ...models.concept_head import ConceptHead
 
@@ -30,7 +30,7 @@ def bert_digest(
 class MaskedWordModel(nn.Module):
     "A backbone, a frozen BERT, and a head that predicts the masked word from both (ICMLM fig. 2)"
 
-    waiting = False  # Is the backbone frozen at first? See `FrozenStart`
+    frozen = False  # Is the backbone frozen at first? See `BackboneWarmup`
 
     def __init__(
         self,
@@ -58,10 +58,10 @@ class MaskedWordModel(nn.Module):
 
     def cells(
         self,
-        img: Tensor,  # Normalised images (b,3,H,W)
+        images: Tensor,  # Normalised images (b,3,H,W)
     ) -> Tensor:  # The grid (b,c,h,w)
         "The feature map; no gradient while the backbone is frozen"
-        return still_grid(self.visual, img) if self.waiting else self.visual(img)
+        return frozen_features(self.visual, images) if self.frozen else self.visual(images)
 
     def words(
         self,
@@ -72,12 +72,12 @@ class MaskedWordModel(nn.Module):
 
     def forward(
         self,
-        batch: dict,  # `img`, and what `TripletCollator` gives
+        batch: dict,  # `images`, and what `TripletCollator` gives
     ) -> dict:  # Scores of words `logits` (b,v) and of concepts `tags` (b,k), and their targets under `target...`
         "Scores for the masked word of each caption, and for the concepts of each image"
         place = batch['place']  # missing where the loaders have another collator than `TripletCollator`
-        grid = self.cells(batch['img'])
-        (w, real) = self.language(batch['tok'], batch['lens'])
+        grid = self.cells(batch['images'])
+        (w, real) = self.language(batch['tokens'], batch['lengths'])
         x, _ = self.head(grid.flatten(2).transpose(1, 2), w, real, place)
         return dict(
             logits=self.words(x),
@@ -99,30 +99,30 @@ def _same_bert(model, keys):
 @torch.no_grad()
 def language(
     self: MaskedWordModel,
-    tok: Tensor,  # Tokens, one of them masked (b,s)
-    lens: Tensor,  # Real ones in each row (b,)
+    tokens: Tensor,  # Tokens, one of them masked (b,s)
+    lengths: Tensor,  # Real ones in each row (b,)
 ) -> tuple:  # BERT's states (b,s,d), and which of them are not padding (b,s)
     "The states of the caption"
-    return self.bert(tok, lens), sequence_mask(lens, tok.shape[1])
+    return self.bert(tokens, lengths), sequence_mask(lengths, tokens.shape[1])
 
 # %% ../../../nbs/methods/icmlm/35_models.ipynb #79332a37
 @patch
 @torch.no_grad()
 def attend(
     self: MaskedWordModel,
-    img: Tensor,  # Normalised images (b,3,H,W)
-    tok: Tensor,  # Tokens (b,s)
-    lens: Tensor,  # Real ones in each row (b,)
+    images: Tensor,  # Normalised images (b,3,H,W)
+    tokens: Tensor,  # Tokens (b,s)
+    lengths: Tensor,  # Real ones in each row (b,)
 ) -> Tensor:  # Attention map of each word while it is masked, sum 1 (b,s,h,w)
     "The head's attention to the cells, with each token masked in turn"
-    grid = self.visual(img)
+    grid = self.visual(images)
     x = grid.flatten(2).transpose(1, 2)
     out = []
-    for j in range(tok.shape[1]):
-        seen = tok.clone()
-        seen[:, j] = torch.where(j < lens, self.mask, tok[:, j])
-        w, real = self.language(seen, lens)
-        out.append(self.head(x, w, real, torch.full_like(lens, j).minimum(lens - 1))[1])
+    for j in range(tokens.shape[1]):
+        seen = tokens.clone()
+        seen[:, j] = torch.where(j < lengths, self.mask, tokens[:, j])
+        w, real = self.language(seen, lengths)
+        out.append(self.head(x, w, real, torch.full_like(lengths, j).minimum(lengths - 1))[1])
     return torch.stack(out, 1).unflatten(2, grid.shape[2:])
 
 
@@ -130,14 +130,14 @@ def attend(
 @torch.no_grad()
 def fill_mask(
     self: MaskedWordModel,
-    batch: dict,  # `tok` (b,s) with [MASK]s, `lens` (b,); `img` (b,3,H,W), or none: the text alone
+    batch: dict,  # `tokens` (b,s) with [MASK]s, `lengths` (b,); `images` (b,3,H,W), or none: the text alone
 ) -> Tensor:  # A score for every word at each [MASK], row after row (m,v)
     "Scores for the masked words"
-    w, real = self.language(batch['tok'], batch['lens'])
-    row, place = (batch['tok'] == self.mask).nonzero(as_tuple=True)
-    if batch.get('img') is None:
+    w, real = self.language(batch['tokens'], batch['lengths'])
+    row, place = (batch['tokens'] == self.mask).nonzero(as_tuple=True)
+    if batch.get('images') is None:
         return self.bert.mlm_logits(w[row, place])
-    x = self.visual(batch['img']).flatten(2).transpose(1, 2)
+    x = self.visual(batch['images']).flatten(2).transpose(1, 2)
     return self.words(self.head(x[row], w[row], real[row], place)[0])
 
 

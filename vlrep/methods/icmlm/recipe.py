@@ -9,7 +9,7 @@ __all__ = ['ICMLMRecipe']
 from dataclasses import dataclass, replace
 from typing import Annotated
 
-from ...core.fields import Choice, Fraction, Int, Share
+from ...core.fields import Choice, Fraction, Int, UnitInterval
 from ..base import METHODS, Method, parts_of
 from ..concept_recipe import SMALL_CONCEPTS, VGG_CONCEPTS, ConceptRecipe, concept_photos
 from ..recipe import BertName, Drop, Layers, Length, OnOff, Vocab, Weight, Width
@@ -46,7 +46,8 @@ class ICMLMRecipe(ConceptRecipe):
     tag_weight: Weight = 0.1  # Lambda, weight of tag prediction (eq. 8: 1 for VGG16, 0.1 for ResNet)
     length_unit: _Unit = 'pieces'  # Of min_tokens and max_tokens: BERT's word pieces, or words (not said)
     sampling: _Sampling = 'triplets'  # Each triplet counts the same (app. F.1), or each caption (eq. 7)
-    frozen_start: Share = 0.0  # Share of the steps in which only the heads are trained (.25 for attfc with VGG16)
+    frozen_start: UnitInterval = 0.0  # Share of the steps in which only the heads are trained (.25 for attfc with
+    # VGG16)
 
     def problems(self) -> 'Iterator[str]':
         "Reject options of the other head, and a BERT that is not pretrained"

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from fastcore.basics import patch
 
-from ...core.seeding import chances
+from ...core.seeding import hashed_uniform
 from ...data.collate import CaptionCollator
 from ...data.narratives import Narratives
 from ...data.records import ImageTextDataset
@@ -22,16 +22,16 @@ from .recipe import LocTexRecipe
 def cut_windows(
     parts: tuple | list,  # Arrays aligned with the texts, text after text (n,...)
     fills: tuple | list,  # The fill value of each
-    lens: np.ndarray,  # Length of each text (b,), their sum is n
+    lengths: np.ndarray,  # Length of each text (b,), their sum is n
     draw: np.ndarray,  # A number in [0,1) for each text (b,): where its window begins
-    most: int,  # Length of a window; shorter texts stay whole
+    max_len: int,  # Length of a window; shorter texts stay whole
 ) -> tuple:  # For each part its windows (b,s,...), and the length of each (b,)
     "Crop the same window from every part, one for each text"
-    size = np.minimum(lens, most)
-    first = (draw * (lens - size + 1)).astype(np.int64)
+    size = np.minimum(lengths, max_len)
+    first = (draw * (lengths - size + 1)).astype(np.int64)
     col = np.arange(size.max())
     real = col < size[:, None]
-    at = (np.cumsum(lens) - lens + first)[:, None] + col
+    at = (np.cumsum(lengths) - lengths + first)[:, None] + col
     out = []
     for p, f in zip(parts, fills):
         x = np.empty((*real.shape, *p.shape[1:]), p.dtype)
@@ -62,16 +62,16 @@ def needed_points(
 
 # %% ../../../nbs/methods/loctex/20_collate.ipynb #78c0fd2d
 def pointing(
-    told: Narratives,  # Any
+    narratives: Narratives,  # Any
     time_pad: float = 0.0,  # Seconds added to the time of each word, at both ends
     chunk: int = 2000,  # Narratives at a time
 ) -> dict:  # `trace`: has points; `times`: has words with times; `points`: has a point inside the image
     # while a word is said; bool (m,) each
     "Which narratives, image after image, have what the localisation loss needs"
     out = dict(trace=[], times=[], points=[])
-    for i in range(0, len(told.at), chunk):
-        at = told.at[i : i + chunk]
-        (words, w), (t, n), (xy, _) = (told.cols[k].take(at) for k in ('words', 't', 'xy'))
+    for i in range(0, len(narratives.at), chunk):
+        at = narratives.at[i : i + chunk]
+        (words, w), (t, n), (xy, _) = (narratives.cols[k].take(at) for k in ('words', 't', 'xy'))
         real = np.arange(max(1, w.max(initial=0))) < w[:, None]
         span = np.tile(np.float32([0, -1]), (*real.shape, 1))
         span[real] = np.where(
@@ -85,10 +85,11 @@ def pointing(
     return {k: np.concatenate(v) if v else np.zeros(0, bool) for k, v in out.items()}
 
 # %% ../../../nbs/methods/loctex/20_collate.ipynb #87db1231
-def _without_places(recipe, told, data):
+def _without_places(recipe, narratives, data):
     "How many narratives the localisation loss leaves out; a `ValueError` if it is on and leaves out all"
-    first = slice(None) if recipe.all_narratives else told.rows[:-1][told.counts() > 0]  # those that are read
-    got = {k: v[first] for k, v in pointing(told, recipe.time_pad).items()}
+    first = slice(None) if recipe.all_narratives else narratives.rows[:-1][narratives.counts() > 0]  # those that are
+    # read
+    got = {k: v[first] for k, v in pointing(narratives, recipe.time_pad).items()}
     lost = {'have no trace': ~got['trace']}
     lost['have no words with times'] = got['trace'] & ~got['times']
     lost['have no point inside the image while a word is said'] = got['trace'] & got['times'] & ~got['points']
@@ -112,13 +113,13 @@ def check_narratives(
             f'--data {data}: 1 image is left to choose the checkpoint by, and a contrastive loss needs '
             f'at least 2: add images, or --set valid=...'
         )
-    told = splits['train'].narratives
+    narratives = splits['train'].narratives
     out = (
         [f'{data} has no narratives: captions are read in their place, without localisation']
-        if told is None
-        else _without_places(recipe, told, data)
+        if narratives is None
+        else _without_places(recipe, narratives, data)
     )
-    if recipe.all_narratives and (told is None or told.counts().max() < 2):
+    if recipe.all_narratives and (narratives is None or narratives.counts().max() < 2):
         out.append('all_narratives: no image has more than one narrative, so it changes nothing')
     if recipe.contrast and accumulate > 1:
         out.append(
@@ -155,7 +156,7 @@ class NarrativeCollator:
 
     def __init__(
         self,
-        tok: Tokenizer,  # Cuts words into tokens
+        tokenizer: Tokenizer,  # Cuts words into tokens
         max_len: int = 60,  # Most tokens; of a longer narrative a window, redrawn in every epoch (LocTex sec. 3.5)
         time_pad: float = 0.0,  # Seconds added to the time of each token, at both ends
         all_narratives: bool = False,  # Any narrative of an image, drawn anew in every epoch? Else always its first
@@ -166,13 +167,13 @@ class NarrativeCollator:
             raise ValueError(f'max_len={max_len}: at least 1')
         if not 0 <= time_pad < 1e6:
             raise ValueError(f'time_pad={time_pad}: seconds, not below 0')
-        self.tok = tok
+        self.tokenizer = tokenizer
         self.max_len = max_len
         self.time_pad = time_pad
         self.all_narratives = all_narratives
         self.substring = substring
         self.sides = sides
-        self._captions = CaptionCollator(tok, max_len, substring, sides)
+        self._captions = CaptionCollator(tokenizer, max_len, substring, sides)
 
     def check(
         self,
@@ -190,15 +191,17 @@ class NarrativeCollator:
 
     def which(
         self,
-        told: Narratives,
+        narratives: Narratives,
         rows: np.ndarray,
         when: int | str,
         seed: int,  # As for the call
-    ) -> np.ndarray:  # An entry of `told.at` for each row (b,)
+    ) -> np.ndarray:  # An entry of `narratives.at` for each row (b,)
         "The narrative of each image"
-        first = told.rows[rows]
-        n = told.rows[rows + 1] - told.rows[rows]
-        return told.at[first + (chances(rows, seed, 'narrative', when) * n).astype(np.int64) * self.all_narratives]
+        first = narratives.rows[rows]
+        n = narratives.rows[rows + 1] - narratives.rows[rows]
+        return narratives.at[
+            first + (hashed_uniform(rows, seed, 'narrative', when) * n).astype(np.int64) * self.all_narratives
+        ]
 
     def all_texts(self, source: ImageTextDataset) -> 'TextBuffer':
         "The narratives of each image, or its captions"
@@ -210,11 +213,11 @@ class NarrativeCollator:
 
     def lengths(self, source: ImageTextDataset, rows: np.ndarray, when: int | str, seed: int) -> np.ndarray:
         "How long what is read of each row is, in bytes (b,)"
-        told = source.narratives
-        if told is None:
+        narratives = source.narratives
+        if narratives is None:
             return self._captions.lengths(source, rows, when, seed)
-        at = self.which(told, rows, when, seed)
-        ends = told.cols['text'].ends
+        at = self.which(narratives, rows, when, seed)
+        ends = narratives.cols['text'].ends
         return ends[at + 1] - ends[at]
 
     def pieces(
@@ -227,39 +230,39 @@ class NarrativeCollator:
         words = [t.split() for t in texts]
         n = np.array([len(l) + 2 for l in words])
         ends = n.cumsum()
-        cut = self.tok.encode([w for l in words for w in l], 1 << 30)  # each between its own [SOS] and [EOS]
+        cut = self.tokenizer.encode([w for l in words for w in l], 1 << 30)  # each between its own [SOS] and [EOS]
         word = np.ones(ends[-1], bool)
         word[ends - n] = word[ends - 1] = False  # the others are [SOS] and [EOS]
         per = np.ones(ends[-1], np.int64)
         per[word] = [len(c) - 2 for c in cut]
         span = np.tile(np.float32([0, -1]), (ends[-1], 1))
-        said = (times[:, 1] >= times[:, 0])[:, None]
+        spoken = (times[:, 1] >= times[:, 0])[:, None]
         pad = self.time_pad
-        span[word] = np.where(said, times + np.float32([-pad, pad]), np.float32([0, -1]))
+        span[word] = np.where(spoken, times + np.float32([-pad, pad]), np.float32([0, -1]))
         flat = []
         cut = iter(cut)
         for l in words:
-            flat += [self.tok.sos, *(i for _ in l for i in next(cut)[1:-1]), self.tok.eos]
+            flat += [self.tokenizer.sos, *(i for _ in l for i in next(cut)[1:-1]), self.tokenizer.eos]
         parts = np.array(flat, np.int64), np.repeat(span, per, 0)
-        (tok, span), size = cut_windows(
-            parts, (self.tok.pad, (0, -1)), np.add.reduceat(per, ends - n), draw, self.max_len
+        (tokenizer, span), size = cut_windows(
+            parts, (self.tokenizer.pad, (0, -1)), np.add.reduceat(per, ends - n), draw, self.max_len
         )
-        return tok, size, span
+        return tokenizer, size, span
 
 # %% ../../../nbs/methods/loctex/20_collate.ipynb #fd727523
 @patch
 def _texts(self: NarrativeCollator, source, rows, when, seed, flip):
     "What is said, the times of the words, and which narratives they are (None: captions)"
-    told = source.narratives
-    if told is None:
+    narratives = source.narratives
+    if narratives is None:
         texts = self._captions.texts(source, rows, when, seed, flip)
         return texts, np.tile(np.float32([0, -1]), (sum(len(t.split()) for t in texts), 1)), None
-    if (told.rows[rows + 1] == told.rows[rows]).any():
+    if (narratives.rows[rows + 1] == narratives.rows[rows]).any():
         self.check(source)
-    at = self.which(told, rows, when, seed)
-    texts = [told.cols['text'][k].tobytes().decode() for k in at]
+    at = self.which(narratives, rows, when, seed)
+    texts = [narratives.cols['text'][k].tobytes().decode() for k in at]
     texts = [swap_left_right(t, self.substring, self.sides) if f else t for t, f in zip(texts, flip)]
-    return texts, told.cols['words'].take(at)[0], at
+    return texts, narratives.cols['words'].take(at)[0], at
 
 
 @patch
@@ -270,15 +273,15 @@ def __call__(
     when,  # Number of the epoch, or 'valid'
     seed: int,  # Of the run
     flip: np.ndarray,  # Which are mirrored (b,) bool
-) -> dict:  # `tok` (b,s), `lens` (b,), `span` (b,s,2) seconds, `trace` (b,n,4): x, y, t, joined
+) -> dict:  # `tokens` (b,s), `lengths` (b,), `span` (b,s,2) seconds, `trace` (b,n,4): x, y, t, joined
     "The narrative of each image; the trace is not mirrored yet, that is done together with the image"
     rows = np.asarray(rows)
     b = len(rows)
     texts, times, at = self._texts(source, rows, when, seed, flip)
-    tok, lens, span = self.pieces(texts, times, chances(rows, seed, 'window', when))
+    tokens, lengths, span = self.pieces(texts, times, hashed_uniform(rows, seed, 'window', when))
     cols = Narratives().close([]).cols if at is None else source.narratives.cols
     at = [] if at is None else at
     (xy, n), (t, _), (joined, _) = (cols[k].take(at) for k in ('xy', 't', 'joined'))
     sample = np.repeat(np.arange(len(n)), n)
     trace = pack_points(xy, t, joined, sample, needed_points(span, t, sample), b=b)
-    return {k: torch.from_numpy(v) for k, v in dict(tok=tok, lens=lens, span=span, trace=trace).items()}
+    return {k: torch.from_numpy(v) for k, v in dict(tokens=tokens, lengths=lengths, span=span, trace=trace).items()}

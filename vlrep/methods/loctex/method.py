@@ -23,16 +23,16 @@ from ...losses.contrastive import info_nce
 from ...losses.localization import attention_maps, localisation_loss
 from ..base import METHODS
 from ..learner import make_learner, recipe_text_encoder
-from .oracle_masks import thing_masks
+from .oracle_masks import object_masks
 from .recipe import LocTexRecipe
-from ..word_head import WordNaming, loader_idf, word_term
+from ..word_head import BagOfWordsHead, loader_idf, word_term
 from ...models.text_encoder import mean_words
 from ...training.distributed import Dist, current_dist
 from ...training.learner import BatchLearner, LossTerm
 from ...training.optim import param_groups
 
 # %% ../../../nbs/methods/loctex/40_method.ipynb #96b57992
-class LocTexModel(WordNaming, nn.Module):
+class LocTexModel(BagOfWordsHead, nn.Module):
     """A backbone and a text encoder
 
     A pair of linear heads for the contrastive loss, and one on each grid for the localisation loss (LocTex fig. 2)
@@ -41,9 +41,9 @@ class LocTexModel(WordNaming, nn.Module):
     def __init__(
         self,
         visual,  # A backbone: has `scales` and `scale_widths` as `Backbone`
-        text,  # A text encoder: (tok, lens) to (b,s,d); has `width` = d
+        text,  # A text encoder: (tokens, lengths) to (b,s,d); has `width` = d
         scales: int = 2,  # Grids with localisation heads
-        join: int = 1024,  # Width of the joint spaces
+        embed_dim: int = 1024,  # Width of the joint spaces
         contrast: bool = True,  # With heads for the contrastive loss?
         *,
         localise: bool = True,  # With heads for the localisation loss?
@@ -60,39 +60,40 @@ class LocTexModel(WordNaming, nn.Module):
         self.n = scales if localise else 1
         widths = visual.scale_widths(self.n)
         if contrast:
-            self.whole_v = nn.Linear(visual.width, join)
-            self.whole_t = nn.Linear(text.width, join)
+            self.image_proj = nn.Linear(visual.width, embed_dim)
+            self.text_proj = nn.Linear(text.width, embed_dim)
         if localise:
-            self.place_v = nn.ModuleList(nn.Linear(w, join) for w in widths)
-            self.place_t = nn.ModuleList(nn.Linear(text.width, join) for _ in widths)
+            self.local_image_proj = nn.ModuleList(nn.Linear(w, embed_dim) for w in widths)
+            self.local_text_proj = nn.ModuleList(nn.Linear(text.width, embed_dim) for _ in widths)
 
 # %% ../../../nbs/methods/loctex/40_method.ipynb #34ac55fa
 @patch
 def compare(
     self: LocTexModel,
     grid: Tensor,  # One of the backbone's grids (b,c,h,w)
-    words: Tensor,  # From the text encoder (b,s,d)
+    states: Tensor,  # From the text encoder (b,s,d)
     v: nn.Module,
     t: nn.Module,  # Linear heads of the two
 ) -> Tensor:  # (b,s,h,w)
     "The attention of each word over the cells"
-    return attention_maps(t(words), v(grid.permute(0, 2, 3, 1)).permute(0, 3, 1, 2), self.loc_scale)
+    return attention_maps(t(states), v(grid.permute(0, 2, 3, 1)).permute(0, 3, 1, 2), self.loc_scale)
 
 
 @patch
 def masks(
     self: LocTexModel,
-    batch: dict,  # `trace` and `span`, see `render_traces`; for oracle masks `things` and `about`, see `thing_masks`
+    batch: dict,  # `trace` and `span`, see `render_traces`; for oracle masks `object_map` and `referents`, see
+    # `object_masks`
     grids: list,  # Sides of the grids, (h,w) each
 ) -> list:  # bool (b,s,h,w) each
     "Target masks of each word on each grid: rendered once, on the finest, where the coarser ones divide it evenly"
-    if self.oracle_masks and 'things' not in batch:
+    if self.oracle_masks and 'object_map' not in batch:
         raise ValueError(
             'oracle_masks=True: the batch has no outlines of things; read with OracleMaskCollator, see '
             'vlrep.methods.loctex.oracle_masks'
         )
     if self.oracle_masks:
-        return [thing_masks(batch['things'], batch['about'], g) for g in grids]
+        return [object_masks(batch['object_map'], batch['referents'], g) for g in grids]
     top = max(grids)
     fine = render_traces(batch['trace'], batch['span'], top, self.render)
 
@@ -109,43 +110,44 @@ def masks(
 @patch
 def forward(
     self: LocTexModel,
-    batch: dict,  # `img`, `tok`, `lens`, `span`, `trace`
-) -> dict:  # `img_vec`, `txt_vec` (b,join); for each grid `attn` (b,s,h,w) that sums to 1, and `mask` (b,s,h,w)
-    # bool, numbered from the coarsest; in training perhaps what `name_words` gives
+    batch: dict,  # `images`, `tokens`, `lengths`, `span`, `trace`
+) -> dict:  # `image_features`, `text_features` (b,embed_dim); for each grid `attn` (b,s,h,w) that sums to 1, and `mask`
+    # (b,s,h,w)
+    # bool, numbered from the coarsest; in training perhaps what `predict_words` gives
     "Vectors of images and texts, and for each grid the words' attention maps and target masks"
-    grids = self.visual.scales(batch['img'], self.n)
-    words = self.text(batch['tok'], batch['lens'])
+    grids = self.visual.scales(batch['images'], self.n)
+    states = self.text(batch['tokens'], batch['lengths'])
     out = {}
     mean = grids[0].mean((2, 3))
-    if hasattr(self, 'whole_v'):
-        out['img_vec'] = self.whole_v(mean)
-        out['txt_vec'] = self.whole_t(mean_words(words, batch['lens']))
-    if hasattr(self, 'place_v'):
+    if hasattr(self, 'image_proj'):
+        out['image_features'] = self.image_proj(mean)
+        out['text_features'] = self.text_proj(mean_words(states, batch['lengths']))
+    if hasattr(self, 'local_image_proj'):
         masks = self.masks(batch, [tuple(g.shape[2:]) for g in grids])
-        for k, (g, v, t, m) in enumerate(zip(grids, self.place_v, self.place_t, masks)):
-            out[f'attn{k}'], out[f'mask{k}'] = self.compare(g, words, v, t), m
-    return out | self.name_words(mean, batch['tok']) if self.word_weight and self.training else out
+        for k, (g, v, t, m) in enumerate(zip(grids, self.local_image_proj, self.local_text_proj, masks)):
+            out[f'attn{k}'], out[f'mask{k}'] = self.compare(g, states, v, t), m
+    return out | self.predict_words(mean, batch['tokens']) if self.word_weight and self.training else out
 
 # %% ../../../nbs/methods/loctex/40_method.ipynb #e31fb3c6
 @patch
 @torch.no_grad()
 def attend(
     self: LocTexModel,
-    img: Tensor,  # Normalised images (b,3,H,W)
-    tok: Tensor,  # Tokens (b,s)
-    lens: Tensor,  # Real ones in each row (b,)
+    images: Tensor,  # Normalised images (b,3,H,W)
+    tokens: Tensor,  # Tokens (b,s)
+    lengths: Tensor,  # Real ones in each row (b,)
 ) -> Tensor:  # Sums to 1 over the cells (b,s,h,w)
     "Each word's attention on the finest supervised grid; without localisation heads, softmax of word-cell cosines"
-    words = self.text(tok, lens)
-    grid = self.visual.scales(img, self.n)[-1]
-    if hasattr(self, 'place_v'):
-        return self.compare(grid, words, self.place_v[-1], self.place_t[-1])
+    states = self.text(tokens, lengths)
+    grid = self.visual.scales(images, self.n)[-1]
+    if hasattr(self, 'local_image_proj'):
+        return self.compare(grid, states, self.local_image_proj[-1], self.local_text_proj[-1])
 
     def unit(x):
         return F.normalize(x, dim=-1)
 
     return attention_maps(
-        unit(self.whole_t(words)), unit(self.whole_v(grid.permute(0, 2, 3, 1))).permute(0, 3, 1, 2), 10.0
+        unit(self.text_proj(states)), unit(self.image_proj(grid.permute(0, 2, 3, 1))).permute(0, 3, 1, 2), 10.0
     )
 
 # %% ../../../nbs/methods/loctex/40_method.ipynb #5e7a1c02
@@ -153,39 +155,39 @@ def attend(
 @torch.no_grad()
 def embed_image(
     self: LocTexModel,
-    img: Tensor,  # Normalised images (b,3,H,W)
-) -> Tensor:  # Length 1 (b,join)
+    images: Tensor,  # Normalised images (b,3,H,W)
+) -> Tensor:  # Length 1 (b,embed_dim)
     "Vectors of whole images, to compare with those of `embed_text`; only of a model with contrastive heads"
-    return F.normalize(self.whole_v(self.visual(img).mean((2, 3))).float(), dim=1)
+    return F.normalize(self.image_proj(self.visual(images).mean((2, 3))).float(), dim=1)
 
 
 @patch
 @torch.no_grad()
 def embed_text(
     self: LocTexModel,
-    tok: Tensor,  # Tokens (b,s)
-    lens: Tensor,  # Real ones in each row (b,)
-) -> Tensor:  # Length 1 (b,join)
+    tokens: Tensor,  # Tokens (b,s)
+    lengths: Tensor,  # Real ones in each row (b,)
+) -> Tensor:  # Length 1 (b,embed_dim)
     "Vectors of whole texts, to compare with those of `embed_image`; only of a model with contrastive heads"
-    return F.normalize(self.whole_t(mean_words(self.text(tok, lens), lens)).float(), dim=1)
+    return F.normalize(self.text_proj(mean_words(self.text(tokens, lengths), lengths)).float(), dim=1)
 
 # %% ../../../nbs/methods/loctex/40_method.ipynb #9386cbeb
 def _paired(own, group, include_positive, dist):
     "How many of the `own` pairs of this process have negatives, and how many of all processes"
-    sizes = torch.zeros(dist.world_size, device=dist.device)
-    sizes[dist.rank] = own
-    sizes = [int(n) for n in dist.sum(sizes)] if dist.world_size > 1 else [own]
-    n = sum(sizes)
+    counts = torch.zeros(dist.world_size, device=dist.device)
+    counts[dist.rank] = own
+    counts = [int(n) for n in dist.sum(counts)] if dist.world_size > 1 else [own]
+    n = sum(counts)
     alone = not include_positive and (n % group if group else n) == 1  # the last one of all
-    return own - (alone and own > 0 and not any(sizes[dist.rank + 1 :])), n - alone
+    return own - (alone and own > 0 and not any(counts[dist.rank + 1 :])), n - alone
 
 
 @torch.no_grad()
-def _sides(model, img):
+def _sides(model, images):
     "Sizes of the model's grids for images of this shape, from a black image in evaluation mode"
     modes = [(m, m.training) for m in model.visual.modules()]
     try:
-        return [tuple(g.shape[2:]) for g in model.visual.eval().scales(img.new_zeros(1, *img.shape[1:]), model.n)]
+        return [tuple(g.shape[2:]) for g in model.visual.eval().scales(images.new_zeros(1, *images.shape[1:]), model.n)]
     finally:
         for m, mode in modes:
             m.training = mode
@@ -199,16 +201,16 @@ def loctex_counts(
 
     def counts(model, batch):
         out = {}
-        img = batch['img']
+        images = batch['images']
         if recipe.contrast:
-            out['contrast'] = _paired(len(img), recipe.group, recipe.include_positive, current_dist())[0]
+            out['contrast'] = _paired(len(images), recipe.group, recipe.include_positive, current_dist())[0]
         if recipe.word_weight:
-            out['words'] = model.captions_named(batch['tok'])
+            out['words'] = model.captions_with_targets(batch['tokens'])
         if not recipe.localise:
             return out
-        if img.shape[1:] not in sides:
-            sides[img.shape[1:]] = _sides(model, img)
-        masks = model.masks(batch, sides[img.shape[1:]])
+        if images.shape[1:] not in sides:
+            sides[images.shape[1:]] = _sides(model, images)
+        masks = model.masks(batch, sides[images.shape[1:]])
         return out | {f'localise{k}': m.flatten(1).any(1).sum() for k, m in enumerate(masks)}
 
     return counts
@@ -224,8 +226,8 @@ def loctex_loss(
     same |= dict(direction=r.direction, local_loss=r.local_loss)
 
     def contrast(out, dist):
-        images = out['img_vec']
-        texts = out['txt_vec']
+        images = out['image_features']
+        texts = out['text_features']
         own, everywhere = _paired(len(images), r.group, r.include_positive, dist)
         if not everywhere:  # each process has a gradient, if only 0, for each weight
             return LossTerm(0.0, images.sum() * 0 + texts.sum() * 0, 0)
@@ -234,14 +236,14 @@ def loctex_loss(
 
     def loss(out, batch, dist=Dist()):
         terms = {}
-        if 'img_vec' in out and r.contrast:
+        if 'image_features' in out and r.contrast:
             terms['contrast'] = contrast(out, dist)
         for k in out:
             if k.startswith('attn') and r.localise:
                 nats = localisation_loss(out[k], out['mask' + k[4:]], r.loc_norm)
                 terms['localise' + k[4:]] = LossTerm(r.localise, *nats)
         if not terms:
-            zero = out['txt_vec'].sum() * 0 if 'txt_vec' in out else torch.zeros(())
+            zero = out['text_features'].sum() * 0 if 'text_features' in out else torch.zeros(())
             terms['contrast'] = LossTerm(0.0, zero, 0)
         if r.word_weight:
             terms['words'] = word_term(out, next(iter(terms.values())).total)
@@ -258,9 +260,9 @@ _CHOICES = dict(
 def _check(recipe, visual):
     "A `ValueError` if nothing is left to learn, or the losses do not fit the backbone or the batch"
     r = recipe
-    for k, there in _CHOICES.items():
-        if getattr(r, k) not in there:
-            raise did_you_mean(k, getattr(r, k), there)
+    for k, present in _CHOICES.items():
+        if getattr(r, k) not in present:
+            raise did_you_mean(k, getattr(r, k), present)
     if not (r.contrast or r.localise):
         raise ValueError('contrast=0 and localise=0: nothing is left to learn')
     if r.localise and not 1 <= r.scales <= len(visual.sizes):
@@ -326,13 +328,13 @@ def loctex_groups(
 
 def loctex_capabilities(model: LocTexModel) -> dict:
     "The capabilities of the model, see `vlrep.models.pretrained`; only contrastive heads make vectors"
-    embeds = dict(embed_image=model.embed_image, embed_text=model.embed_text) if hasattr(model, 'whole_v') else {}
+    embeds = dict(embed_image=model.embed_image, embed_text=model.embed_text) if hasattr(model, 'image_proj') else {}
     return dict(backbone=model.visual, attend=model.attend, **embeds)
 
 
 def loctex_learner(
     recipe: LocTexRecipe,  # All numbers
-    dls: DataLoaders,  # From `loaders`, with `collate=NarrativeCollator(tok, ...)`
+    dls: DataLoaders,  # From `loaders`, with `collate=NarrativeCollator(tokenizer, ...)`
     **kw,  # As for `make_learner`: visual, seed, precision, cbs
 ) -> BatchLearner:  # A fastai Learner; train it with `fit_steps(recipe.steps)`
     "A learner that trains a backbone with localized narratives"

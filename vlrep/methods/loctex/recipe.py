@@ -8,7 +8,7 @@ __all__ = ['LocTexLosses', 'LocTexRecipe']
 # %% ../../../nbs/methods/loctex/10_recipe.ipynb #c1e9b16e
 from dataclasses import dataclass, replace
 
-from ...core.fields import Fraction, Share
+from ...core.fields import Fraction, UnitInterval
 from ..base import METHODS, Method, parts_of
 from vlrep.methods.recipe import (
     Batch,
@@ -16,9 +16,11 @@ from vlrep.methods.recipe import (
     Decay,
     Direction,
     Drop,
+    GradientNorm,
     Grids,
-    Group,
+    GroupSize,
     HeadCount,
+    ImageSize,
     Init,
     Layers,
     Length,
@@ -27,13 +29,11 @@ from vlrep.methods.recipe import (
     MethodRecipe,
     Momentum,
     Norm,
-    Norm2,
     OnOff,
     Rate,
     Render,
     ResNet,
     Seconds,
-    Side,
     StepCount,
     Temperature,
     TextRecipe,
@@ -56,7 +56,7 @@ class LocTexLosses(TextRecipe):
     temperature: Temperature = 0.1  # Temperature of the contrastive loss (sec. 3.3)
     direction: Direction = 'i2t'  # i2t: image to text (eq. 1); symmetric: text to image, too
     include_positive: bool = False  # Own caption in the denominator? Not in eq. 1, but in InfoNCE, which the text names
-    group: Group = 128  # Negatives from groups of this size, the pairs of one GPU (sec. 3.5); 0: whole batch
+    group: GroupSize = 128  # Negatives from groups of this size, the pairs of one GPU (sec. 3.5); 0: whole batch
     loc_norm: LocNorm = 'row'  # Each word's map is normalised alone (row), or all together (tensor: eq. 3; tensor_l1)
     loc_scale: LocScale = 'none'  # Products of words and cells as they are (eq. 2), or over the root of the width
     # (sqrt)
@@ -82,11 +82,11 @@ class LocTexRecipe(LocTexLosses):
     init: Init = '0.02'  # Standard deviation of its initial weights (not said; as VirTex), or 'fan_in'
     vocab: Vocab = 10000  # Tokens (sec. 3.2)
     max_len: Length = 60  # Longest text in tokens; longer ones are cropped at random (sec. 3.5)
-    size: Side = 224  # Side of the input images (sec. 3.4)
+    size: ImageSize = 224  # Side of the input images (sec. 3.4)
     scale_min: Fraction = 0.2  # Random crops keep at least this part of the area (not said; as VirTex)
-    jitter: Share = 0.4  # Change of brightness, contrast, saturation; hue a quarter of it (not said; as VirTex)
-    jitter_p: Share = 0.8  # How often colours are changed (not said; as VirTex)
-    flip_p: Share = 0.5  # How often images are mirrored, with trace and words (sec. 3.5)
+    jitter: UnitInterval = 0.4  # Change of brightness, contrast, saturation; hue a quarter of it (not said; as VirTex)
+    jitter_p: UnitInterval = 0.8  # How often colours are changed (not said; as VirTex)
+    flip_p: UnitInterval = 0.5  # How often images are mirrored, with trace and words (sec. 3.5)
     bs: Batch = 1024  # Pairs a step, 128 on each of 8 GPUs (sec. 3.5)
     steps: StepCount = 69_300  # Steps: 600 epochs of COCO's 118,287 images (sec. 3.5)
     warmup: WarmUp = 2_310  # Steps of linear warm-up, 20 epochs, then a cosine down to 0 (sec. 3.5)
@@ -95,7 +95,7 @@ class LocTexRecipe(LocTexLosses):
     lr: Rate = 0.4  # Peak learning rate of all linear heads (sec. 3.5)
     momentum: Momentum = 0.9  # Of SGD (sec. 3.5)
     wd: Decay = 1e-4  # Weight decay, of everything (sec. 3.5)
-    clip: Norm2 = 0.0  # Largest norm of the gradient; 0 for none (none is mentioned)
+    clip: GradientNorm = 0.0  # Largest norm of the gradient; 0 for none (none is mentioned)
 
     def problems(self) -> 'Iterator[str]':
         "Reject recipes without a loss, and pairs without negatives"
@@ -103,11 +103,13 @@ class LocTexRecipe(LocTexLosses):
         yield None if self.contrast or self.localise else 'contrast=0 and localise=0: nothing is left to learn'
         yield 'bs=1: a single pair has no negatives' if self.contrast and self.bs < 2 else None
 
-    def check_parts(self, parts: int) -> None:
+    def check_parts(self, micro_batches: int) -> None:
         "Raise a `ValueError` if a part has no negatives"
-        MethodRecipe.check_parts(self, parts)
-        if self.contrast and parts > 1 and self.bs // parts < 2:
-            raise ValueError(f'--accumulate {parts}: parts of {self.bs // parts} pairs have no negatives')
+        MethodRecipe.check_parts(self, micro_batches)
+        if self.contrast and micro_batches > 1 and self.bs // micro_batches < 2:
+            raise ValueError(
+                f'--accumulate {micro_batches}: parts of {self.bs // micro_batches} pairs have no negatives'
+            )
 
 # %% ../../../nbs/methods/loctex/10_recipe.ipynb #82dc466e
 _paper = LocTexRecipe()  # LocTex's setting with 118K images: every default

@@ -20,7 +20,7 @@ from ...data.transforms import EvalTransform, TrainTransform
 from ...losses.queue import queue_hinge, queue_nce, shared_tags, tag_nce
 from ..base import METHODS
 from ..learner import caption_sizes, make_learner, recipe_text_encoder
-from .model import TwoTowers, projection_heads
+from .model import DualEncoder, projection_heads
 from .recipe import MCTRecipe
 from .views import HeldOutViews, TwoViews
 from ..word_head import loader_idf, word_term
@@ -31,7 +31,7 @@ from ...training.momentum import EMAUpdate, EnqueueKeys
 from ...training.optim import param_groups
 
 # %% ../../../nbs/methods/mct/40_method.ipynb #895745f6
-MCTModel = TwoTowers  # Two towers with four heads, their momentum copies, and a queue of keys (MCT fig. 2)
+MCTModel = DualEncoder  # Two towers with four heads, their momentum copies, and a queue of keys (MCT fig. 2)
 
 # %% ../../../nbs/methods/mct/40_method.ipynb #c77ca177
 def mct_loss(
@@ -41,7 +41,7 @@ def mct_loss(
     r = recipe
 
     def loss(out, batch):
-        told = out['told']
+        has_text = out['has_text']
 
         def pair(k):
             return (out[f'{k}_pos'], out[f'{k}_neg'])
@@ -55,18 +55,23 @@ def mct_loss(
         across = nce if r.inter_loss == 'nce' else hinge
         terms = {}
         if r.ii and 'ii_pos' in out:
-            terms['ii'] = LossTerm(r.ii, *nce('ii', 'img', None))
+            terms['ii'] = LossTerm(r.ii, *nce('ii', 'image', None))
         if r.tag and 'same' in out:
             nats = tag_nce(
-                *pair('ii'), out['same'], r.temperature, out['ignore_img'], own=r.own_answer, rows=out['tagged']
+                *pair('ii'),
+                out['same'],
+                r.temperature,
+                out['ignore_image'],
+                include_own=r.include_own_positive,
+                rows=out['tagged'],
             )
             terms['tag'] = LossTerm(r.tag, *nats)
         if r.cc and 'cc_pos' in out:
-            terms['cc'] = LossTerm(r.cc, *nce('cc', 'txt', told))
+            terms['cc'] = LossTerm(r.cc, *nce('cc', 'text', has_text))
         if r.ic and 'ic_pos' in out:
-            terms['ic'] = LossTerm(r.ic, *across('ic', 'txt', told))
+            terms['ic'] = LossTerm(r.ic, *across('ic', 'text', has_text))
         if r.ci and 'ci_pos' in out:
-            terms['ci'] = LossTerm(r.ci, *across('ci', 'img', told))
+            terms['ci'] = LossTerm(r.ci, *across('ci', 'image', has_text))
         if not terms:
             raise ValueError('all weights are 0: no loss is left')
         if r.word_weight:
@@ -77,23 +82,23 @@ def mct_loss(
 
 # %% ../../../nbs/methods/mct/40_method.ipynb #f039ee92
 def mct_counts(
-    recipe: MCTRecipe,  # `word_weight`, `own_answer`
+    recipe: MCTRecipe,  # `word_weight`, `include_own_positive`
 ) -> Callable:  # (model, batch) -> {term: samples}
     "Count the samples of each term before a step; the queue stays the same for all parts of a step"
 
     @torch.no_grad()
     def counts(model, batch):
-        told = batch['told'].sum() if 'told' in batch else len(batch['img'])
-        out = dict(ii=len(batch['img']), cc=told, ic=told, ci=told)
+        has_text = batch['has_text'].sum() if 'has_text' in batch else len(batch['images'])
+        out = dict(ii=len(batch['images']), cc=has_text, ic=has_text, ci=has_text)
         if recipe.word_weight:
-            out['words'] = model.captions_named(batch['tok'])
+            out['words'] = model.captions_with_targets(batch['tokens'])
         if 'tag' not in model.compared:
             return out
-        tags = batch[model.tags] > 0
+        tags = batch[model.tags_key] > 0
         queue = model.queue
         counted = tags.any(1)
-        if not recipe.own_answer:
-            shared = shared_tags(tags, queue.marks[:, 1:], *model.answers)
+        if not recipe.include_own_positive:
+            shared = shared_tags(tags, queue.tags[:, 1:], model.tag_threshold, model.strict)
             counted = counted & (shared & queue.active).any(1)
         return out | dict(tag=counted.sum())
 
@@ -111,7 +116,7 @@ def mct_views(
     a = getattr(base, 'aug', None)
     if not isinstance(a, TrainTransform):
         return dls
-    most = recipe.blur_max * a.size
+    maximum = recipe.blur_max * a.size
     view = TrainTransform(
         a.size,
         a.scale,
@@ -122,7 +127,7 @@ def mct_views(
         std=a.std,
         grey_p=recipe.grey_p,
         blur_p=recipe.blur_p,
-        blur=(most / 20, most),
+        blur=(maximum / 20, maximum),
     )
     new = base.new(aug=TwoViews(view, recipe.flip_p, recipe.swap_sides))
     if new is not base and base is not train:
@@ -154,10 +159,10 @@ def mct_initial(
     loader = dls.train
     initial = {}
     if r.reads or r.word_weight:
-        TokenIds.of(loader.tok, 'MCT')
+        TokenIds.of(loader.tokenizer, 'MCT')
     if r.reads and r.text != 'scratch':
-        config = small_config(loader.tok, max_len=max(128, r.max_len)) if r.text == 'small' else None
-        initial['text'] = make_bert(r.text, loader.source, loader.tok, seed, config=config, mlm=False, log=None)
+        config = small_config(loader.tokenizer, max_len=max(128, r.max_len)) if r.text == 'small' else None
+        initial['text'] = make_bert(r.text, loader.source, loader.tokenizer, seed, config=config, mlm=False, log=None)
     if r.word_weight:
         initial['idf'] = loader_idf(loader)
     return initial
@@ -194,7 +199,7 @@ def mct_build(
         text = recipe_text_encoder(r, ids)
     elif r.reads and text is None:
         text = Bert(BertConfig(**sizes['bert']), mlm=False)
-    towers = dict(img=visual.width) | (dict(txt=text.width) if r.reads else {})
+    towers = dict(image=visual.width) | (dict(text=text.width) if r.reads else {})
     heads = projection_heads(
         towers, r.compared, r.intra_width, r.inter_width, r.head_width, unified=r.projections == 'unified'
     )
@@ -204,14 +209,15 @@ def mct_build(
         heads,
         r.compared,
         r.queue,
-        room=r.bs,
+        batch_capacity=r.bs,
         key_momentum=r.key_momentum,
-        bn_group=0 if r.sync_bn else r.bn_group,
+        virtual_batch_size=0 if r.sync_bn else r.virtual_batch_size,
         shuffle_bn=r.shuffle_bn and not r.sync_bn,
         mask_same=r.mask_same,
-        tags=sizes.get('tags', ''),
+        tags_key=sizes.get('tags', ''),
         n_tags=sizes.get('n_tags', 0),
-        answers=(r.tag_threshold, r.strict),
+        tag_threshold=r.tag_threshold,
+        strict=r.strict,
     )
     if r.word_weight:
         model.add_word_head(torch.zeros(len(ids)) if idf is None else idf, r.word_weight, ids.first_word)
@@ -223,7 +229,7 @@ def mct_groups(
     model: MCTModel,  # From `mct_build`
 ) -> list:
     "Parameter groups: the backbone, the text encoder with its heads, the rest"
-    texts = [h for k, h in model.heads.items() if k.startswith('txt')]
+    texts = [h for k, h in model.heads.items() if k.startswith('text')]
     if recipe.reads:
         texts = [model.text, *texts]
     groups = [([model.visual], recipe.cnn_lr), (texts, recipe.text_lr), (None, recipe.lr)]
@@ -244,7 +250,7 @@ def mct_capabilities(model: MCTModel) -> dict:
 
 def mct_learner(
     recipe: MCTRecipe,  # All numbers
-    dls: DataLoaders,  # From `loaders`, with `collate=mct_collator(recipe, tok)`
+    dls: DataLoaders,  # From `loaders`, with `collate=mct_collator(recipe, tokens)`
     **kw,  # As for `make_learner`: visual, seed, precision, cbs
 ) -> BatchLearner:  # A fastai Learner; train it with `fit_steps(recipe.steps)`
     "A learner that trains a backbone with queues of images and of texts"

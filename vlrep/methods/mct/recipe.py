@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
-from ...core.fields import Choice, Fraction, Int, Share
+from ...core.fields import Choice, Fraction, Int, UnitInterval
 from ..base import METHODS, Method, parts_of
 from vlrep.methods.recipe import (
     Batch,
@@ -19,19 +19,19 @@ from vlrep.methods.recipe import (
     Channels,
     Decay,
     Drop,
-    Group,
+    GradientNorm,
+    GroupSize,
     HeadCount,
+    ImageSize,
     Init,
     Layers,
     Length,
     MethodRecipe,
     Momentum,
     Norm,
-    Norm2,
     OnOff,
     Rate,
     ResNet,
-    Side,
     StepCount,
     Temperature,
     TextRecipe,
@@ -77,15 +77,15 @@ class MCTLosses(TextRecipe):
     inter_loss: InterLoss = 'hinge'  # Between images and captions: a margin (sec. 3.2), or nce: as the other losses
     hinge_reduction: Reduction = 'sum'  # Over the queue (eq. 11); mean, with 32768 times the weight, suits shorter
     # queues
-    margin: Share = 0.2  # Of the hinge (sec. 4.1)
+    margin: UnitInterval = 0.2  # Of the hinge (sec. 4.1)
     temperature: Temperature = 0.07  # Of the InfoNCE losses (sec. 4.1; MoCo v2's own is .2)
     tag_threshold: TagCount = 2  # Positives share more tags than this number (sec. 3.1)
     strict: bool = True  # More than that? Else at least as many
-    own_answer: bool = True  # Is an image's own key always a positive? By the formula only with enough tags
+    include_own_positive: bool = True  # Is an image's own key always a positive? By the formula only with enough tags
     tags_from: TagSource = 'labels'  # labels: those of the dataset; words: nouns of the image's captions
     tag_words: TagCount = 100  # With words: number of the most frequent nouns used
     queue: Keys = 32768  # Keys in each queue (sec. 4.1)
-    key_momentum: Share = 0.999  # Momentum of the key encoder (sec. 4.1)
+    key_momentum: UnitInterval = 0.999  # Momentum of the key encoder (sec. 4.1)
     mask_same: bool = True  # Leave older keys of the same image out of the negatives?
 
     @property
@@ -112,10 +112,11 @@ class MCTViews(MCTLosses):
     paraphrases: ParaphraseFile = ''  # A JSONL file of paraphrases, for data that has none of its own
     include_original: bool = False  # May the caption itself be one of its paraphrases? (not said)
     swap_sides: bool = False  # Mirror both views together, and exchange left and right in the texts? (not said)
-    grey_p: Share = 0.2  # How often a view loses its colours (as MoCo v2)
-    blur_p: Share = 0.5  # How often a view is blurred (as MoCo v2)
+    grey_p: UnitInterval = 0.2  # How often a view loses its colours (as MoCo v2)
+    blur_p: UnitInterval = 0.5  # How often a view is blurred (as MoCo v2)
     blur_max: Fraction = 0.009  # Largest standard deviation of the blur, as part of the side: 2 pixels of 224
-    bn_group: Group = 64  # BatchNorm is over this number of images, as on one of 8 GPUs; 0: all of a process
+    virtual_batch_size: GroupSize = 64  # BatchNorm is over this number of images, as on one of 8 GPUs; 0: all of a
+    # process
     shuffle_bn: bool = True  # Shuffle images before keys are normalised (ShuffleBN, as MoCo)
     sync_bn: OnOff = False  # BatchNorm over the images of all processes; then there are no groups
 
@@ -145,11 +146,11 @@ class MCTNetworks(MCTViews):
 class MCTRecipe(MCTNetworks):
     "The setting of the MCT paper: R50, COCO, 8 GPUs with 64 images each"
 
-    size: Side = 224  # Side of the input images
+    size: ImageSize = 224  # Side of the input images
     scale_min: Fraction = 0.2  # Random crops keep at least this part of the area (as MoCo)
-    jitter: Share = 0.4  # Change of brightness, contrast, saturation; hue a quarter of it (as MoCo v2)
-    jitter_p: Share = 0.8  # How often colours are changed (as MoCo v2)
-    flip_p: Share = 0.5  # How often views are mirrored (as MoCo)
+    jitter: UnitInterval = 0.4  # Change of brightness, contrast, saturation; hue a quarter of it (as MoCo v2)
+    jitter_p: UnitInterval = 0.8  # How often colours are changed (as MoCo v2)
+    flip_p: UnitInterval = 0.5  # How often views are mirrored (as MoCo)
     bs: Batch = 512  # Images a step (sec. 4.1)
     steps: StepCount = 46_200  # Steps: 200 epochs of COCO's 118,287 images (sec. 4.1)
     warmup: WarmUp = 0  # Steps of linear warm-up (none is mentioned), then a cosine down to 0
@@ -158,7 +159,7 @@ class MCTRecipe(MCTNetworks):
     text_lr: Rate = 4e-5  # Peak learning rate of the text encoder and its heads (sec. 4.1)
     momentum: Momentum = 0.9  # Of SGD (sec. 4.1)
     wd: Decay = 1e-4  # Weight decay, of everything (sec. 4.1)
-    clip: Norm2 = 0.0  # Largest norm of the gradient; 0 for none (none is mentioned)
+    clip: GradientNorm = 0.0  # Largest norm of the gradient; 0 for none (none is mentioned)
 
     def problems(self) -> 'Iterator[str]':
         "Reject recipes without a loss, queues no longer than a batch, and towers that no loss trains"
@@ -186,8 +187,8 @@ class MCTRecipe(MCTNetworks):
 
 # %% ../../../nbs/methods/mct/10_recipe.ipynb #925c7c0e
 def _needs(r):
-    asked = dict(captions=r.needs_captions, labels=r.tag and r.tags_from == 'labels')
-    return frozenset(k for k, there in asked.items() if there)
+    needs = dict(captions=r.needs_captions, labels=r.tag and r.tags_from == 'labels')
+    return frozenset(k for k, needed in needs.items() if needed)
 
 
 _paper = MCTRecipe()  # COCO without tags, both towers from scratch: every default
@@ -219,7 +220,7 @@ _world = replace(
     inter_width=128,
     queue=1024,
     key_momentum=0.99,
-    bn_group=32,
+    virtual_batch_size=32,
     bs=64,
     size=48,
     scale_min=0.6,

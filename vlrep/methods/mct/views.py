@@ -12,7 +12,7 @@ from fastcore.basics import patch
 
 from ...core.files import FilePath
 from ...core.scripts import mirror_pairs
-from ...core.seeding import chances, torch_rng
+from ...core.seeding import hashed_uniform, torch_rng
 from ...data.collate import CaptionCollator
 from ...data.concepts import concept_counts, concept_words, plain_words
 from ...data.paraphrases import Paraphrases, read_paraphrases
@@ -25,7 +25,7 @@ from ...training.distributed import current_dist
 
 # %% ../../../nbs/methods/mct/20_views.ipynb #bf0a0316
 class TwoViews:
-    "Two random views of every image of a batch: `img`, and `img2` for the key"
+    "Two random views of every image of a batch: `images`, and `images2` for the key"
 
     flips = shares = True
 
@@ -47,17 +47,17 @@ class TwoViews:
         batch: dict,  # As for `TrainTransform`
         key: tuple,  # As for `TrainTransform`
         share: tuple = None,  # As for `TrainTransform`
-    ) -> dict:  # `img` and `img2`, both (b,3,size,size)
+    ) -> dict:  # `images` and `images2`, both (b,3,size,size)
         "The views of `batch` that belong to `key`"
-        n, own = share or (len(batch['img']), slice(None))
+        n, own = share or (len(batch['images']), slice(None))
         other = torch.rand(n, generator=torch_rng('second view', *key))[own] < self.flip_p
         flip = batch['flip'] if self.together else other
-        second = self.view({k: batch[k] for k in ('img', 'hw')} | dict(flip=flip), (*key, 'second'), share)
-        return {**self.view(batch, key, share), 'img2': second['img']}
+        second = self.view({k: batch[k] for k in ('images', 'hw')} | dict(flip=flip), (*key, 'second'), share)
+        return {**self.view(batch, key, share), 'images2': second['images']}
 
 
 class HeldOutViews(EvalTransform):
-    "The middle of every image, and of the images of a batch also a random view `img2`, the same in every epoch"
+    "The middle of every image, and of the images of a batch also a random view `images2`, the same in every epoch"
 
     shares = True
 
@@ -74,34 +74,34 @@ class HeldOutViews(EvalTransform):
         plain = super().__call__(batch)
         if 'id' not in batch:
             return plain
-        return {**plain, 'img2': self.view({k: batch[k] for k in ('img', 'hw')}, key, share)['img']}
+        return {**plain, 'images2': self.view({k: batch[k] for k in ('images', 'hw')}, key, share)['images']}
 
 # %% ../../../nbs/methods/mct/20_views.ipynb #51988704
 def _of_records(source):
     "The paraphrases of the dataset itself"
     out = {}
     for r in (source[i] for i in range(len(source))):
-        for said, other in zip(r.captions or (), r.paraphrases or ()):
-            known = out.setdefault(said, {})
+        for captions, other in zip(r.captions or (), r.paraphrases or ()):
+            known = out.setdefault(captions, {})
             known[f'data {len(known)}'] = other
     return Paraphrases(out, source.name)
 
 # %% ../../../nbs/methods/mct/20_views.ipynb #aa54531d
 def frequent_nouns(
     source: ImageTextDataset,  # With captions
-    most: int,  # Number of words
+    max_nouns: int,  # Number of words
     how: str = 'nfkd',  # As for `normalise`
 ) -> list:
     "The most frequent nouns of the captions, which can replace tags (MCT sec. 4.4)"
-    return concept_words(concept_counts(source.captions.flat(), 'nn', how=how))[:most]
+    return concept_words(concept_counts(source.captions.flat(), 'nn', how=how))[:max_nouns]
 
 # %% ../../../nbs/methods/mct/20_views.ipynb #16ebaf05
 class PairCollator(CaptionCollator):
-    "Two texts of each image as tokens; images without any caption are marked in `told`"
+    "Two texts of each image as tokens; images without any caption are marked in `has_text`"
 
     def __init__(
         self,
-        tok: Tokenizer,  # Cuts captions into tokens
+        tokenizer: Tokenizer,  # Cuts captions into tokens
         max_len: int = 40,  # Most tokens of a text
         views: str = 'captions',  # captions, paraphrases or same
         paraphrases: FilePath = '',  # A file for `read_paraphrases`; '' for those that the data has
@@ -112,7 +112,7 @@ class PairCollator(CaptionCollator):
         # the image's captions have
         sides: tuple = ENGLISH_SIDES,  # As for `CaptionCollator`
     ):
-        super().__init__(tok, max_len, sides=sides)
+        super().__init__(tokenizer, max_len, sides=sides)
         self.views = views
         self.include_original = include_original
         self.swap_sides = swap_sides
@@ -126,7 +126,7 @@ class PairCollator(CaptionCollator):
         if source.captions is None or not source.captions.counts().any():
             raise ValueError(f'{source.name}: has no captions; leave out what reads them: --cc 0 --ic 0 --ci 0')
         if self.nouns and not self.place:
-            self.place = {w: i for i, w in enumerate(frequent_nouns(source, self.nouns, self.tok.normalisation))}
+            self.place = {w: i for i, w in enumerate(frequent_nouns(source, self.nouns, self.tokenizer.normalisation))}
         if self.views == 'paraphrases' and self.others is None and self._known(source) is None:
             self._own.append((source, _of_records(source)))
 
@@ -138,8 +138,8 @@ class PairCollator(CaptionCollator):
         "Which of the words the captions of each image have (b,n) uint8"
         out = torch.zeros(len(rows), self.nouns, dtype=torch.uint8)
         for i, r in enumerate(rows):
-            said = {w for t in source.captions[r] for w in plain_words(t, self.tok.normalisation)}
-            out[i, [self.place[w] for w in said & self.place.keys()]] = 1
+            mentioned = {w for t in source.captions[r] for w in plain_words(t, self.tokenizer.normalisation)}
+            out[i, [self.place[w] for w in mentioned & self.place.keys()]] = 1
         return out
 
     def pair(
@@ -153,7 +153,7 @@ class PairCollator(CaptionCollator):
         c = source.captions
         rows = np.asarray(rows)
         n = c.rows[rows + 1] - c.rows[rows]
-        u, v, w = (chances(rows, seed, k, when) for k in ('caption', 'second text', 'first text'))
+        u, v, w = (hashed_uniform(rows, seed, k, when) for k in ('caption', 'second text', 'first text'))
         one = (u * n).astype(np.int64)
         two = (one + 1 + (v * (n - 1)).astype(np.int64)) % np.maximum(n, 1) if self.views == 'captions' else one
 
@@ -193,14 +193,18 @@ def __call__(
     when: int | str,
     seed: int,
     flip: np.ndarray,  # As for `CaptionCollator`
-) -> dict:  # `tok` and `lens`, `tok2` and `lens2` for the key, `told` (b,) bool; perhaps `words` (b,n)
+) -> dict:  # `tokens` and `lengths`, `tokens2` and `lengths2` for the key, `has_text` (b,) bool; perhaps `words` (b,n)
     "Two texts of each image"
     turned = flip if self.swap_sides else np.zeros_like(flip)
     out = {}
     for end, texts in zip(('', '2'), self.pair(source, rows, when, seed)):
         texts = [swap_left_right(t, pairs=self.sides) if f else t for t, f in zip(texts, turned)]
-        out['tok' + end], out['lens' + end] = pad_tokens(self.tok.encode(texts, self.max_len), self.tok.pad)
-    out['told'] = torch.from_numpy(source.captions.rows[np.asarray(rows) + 1] > source.captions.rows[np.asarray(rows)])
+        out['tokens' + end], out['lengths' + end] = pad_tokens(
+            self.tokenizer.encode(texts, self.max_len), self.tokenizer.pad
+        )
+    out['has_text'] = torch.from_numpy(
+        source.captions.rows[np.asarray(rows) + 1] > source.captions.rows[np.asarray(rows)]
+    )
     return {**out, 'words': self.tags(source, rows)} if self.nouns else out
 
 # %% ../../../nbs/methods/mct/20_views.ipynb #d134f720
@@ -255,7 +259,7 @@ def _different(captions):
 def _text_line(recipe, train):
     "A log line on the two texts of an image; a `ValueError` if there are none, or they are the same"
     n = train.captions.counts()
-    said = 'text views: '
+    text = 'text views: '
     if recipe.text_views == 'same':
         if not _drops(recipe):
             other = '--set dropout=.1, or ' if recipe.text == 'scratch' else ''
@@ -263,7 +267,7 @@ def _text_line(recipe, train):
                 f'text_views=same: text={recipe.text} has no dropout, so the two views of a text would be '
                 f'identical: {other}--text-views captions'
             )
-        return said + 'a caption twice, with different dropout'
+        return text + 'a caption twice, with different dropout'
     if recipe.text_views == 'captions':
         different = _different(train.captions)
         if different.max() < 2:
@@ -274,20 +278,20 @@ def _text_line(recipe, train):
             )
         few = int((different < 2).sum())
         return (
-            said
+            text
             + f'two captions of an image, of {n.mean():.3g}'
             + (f'; {few:,} images have a single one' if few > 0 else '')
         )
     known = read_paraphrases(recipe.paraphrases) if recipe.paraphrases else _of_records(train)
-    there, _ = known.coverage(train.captions.flat())
-    if not there:
+    covered, _ = known.coverage(train.captions.flat())
+    if not covered:
         raise ValueError(
             f'{recipe.paraphrases or train.name}: has no paraphrases of the captions: --paraphrases FILE, '
             f'or --text-views captions'
         )
     return (
-        said
-        + f'paraphrases of {there:,} of {int(n.sum()):,} captions, from {recipe.paraphrases or "the data"}'
+        text
+        + f'paraphrases of {covered:,} of {int(n.sum()):,} captions, from {recipe.paraphrases or "the data"}'
         + (', or the caption itself' if recipe.include_original else '')
     )
 
@@ -329,12 +333,13 @@ def _shuffle_line(r, accumulate):
     "What makes `shuffle_bn` ineffective; '' if nothing does"
     n = r.bs // accumulate
     alone = r.shuffle_bn and not r.sync_bn and current_dist().world_size == 1
-    if not alone or r.bn_group and round(n / r.bn_group) > 1:
+    if not alone or r.virtual_batch_size and round(n / r.virtual_batch_size) > 1:
         return ''
     return (
-        f'shuffle_bn: has no effect in one process with bs={r.bs}, accumulate={accumulate}, bn_group={r.bn_group}: '
+        f'shuffle_bn: has no effect in one process with bs={r.bs}, accumulate={accumulate}, '
+        f'virtual_batch_size={r.virtual_batch_size}: '
         f'BatchNorm is over all {n:,} images of a forward pass, so that queries and their keys share statistics'
-        + (f'; --set bn_group={n // 2} makes two groups' if n > 3 else '')
+        + (f'; --set virtual_batch_size={n // 2} makes two groups' if n > 3 else '')
     )
 
 
@@ -360,13 +365,13 @@ def _weight_lines(r):
 # %% ../../../nbs/methods/mct/20_views.ipynb #a9e50c2b
 def check_views(
     recipe: MCTRecipe,  # Its losses decide what is needed
-    parts: dict,  # `train` and others
+    splits: dict,  # `train` and others
     data: str = '',  # Not used
     accumulate: int = 1,  # Parts of a batch: BatchNorm sees one at a time
 ) -> list:  # Lines for the log
     "Log lines on the views and on settings without effect; a `ValueError` if something is missing or invalid"
     r = recipe
-    train = parts['train']
+    train = splits['train']
     lines = []
     if r.needs_captions and train.captions is None:
         raise ValueError(

@@ -23,13 +23,13 @@ from ...training.schedules import step_decay
 
 # %% ../../../nbs/methods/rotnet/20_method.ipynb #d9901d89
 def _four_turns(
-    img: Tensor,  # Square images (b,c,s,s)
+    images: Tensor,  # Square images (b,c,s,s)
 ) -> tuple:  # (4b,c,s,s), all unrotated ones first; quarter turns of each, anticlockwise (4b,)
     "Rotate every image by 0, 90, 180 and 270 degrees; a `ValueError` if the images are not square"
-    if img.shape[-1] != img.shape[-2]:
-        raise ValueError(f'images of {tuple(img.shape[-2:])}: only square ones keep their shape when rotated')
-    turned = torch.cat([img.rot90(k, (2, 3)) for k in range(4)])
-    return turned, torch.arange(4, device=img.device).repeat_interleave(len(img))
+    if images.shape[-1] != images.shape[-2]:
+        raise ValueError(f'images of {tuple(images.shape[-2:])}: only square ones keep their shape when rotated')
+    turned = torch.cat([images.rot90(k, (2, 3)) for k in range(4)])
+    return turned, torch.arange(4, device=images.device).repeat_interleave(len(images))
 
 # %% ../../../nbs/methods/rotnet/20_method.ipynb #348275f6
 class RotNetModel(nn.Module):
@@ -47,8 +47,8 @@ class RotNetModel(nn.Module):
 
     def forward(self, batch: dict) -> dict:
         "Scores of the rotations of all images in all four (4b,4), `logits`; and the targets (4b,), `turns`"
-        img, turns = _four_turns(batch['img'])
-        return dict(logits=self.head(self.visual(img)), turns=turns)
+        images, turns = _four_turns(batch['images'])
+        return dict(logits=self.head(self.visual(images)), turns=turns)
 
 
 def rotnet_loss(

@@ -8,19 +8,19 @@ __all__ = ['RotNetRecipe']
 # %% ../../../nbs/methods/rotnet/10_recipe.ipynb #1a7a29ea
 from dataclasses import dataclass, replace
 
-from ...core.fields import Choice, Fraction, Int, Share
+from ...core.fields import Choice, Fraction, Int, UnitInterval
 from ..base import METHODS, Method, parts_of
 from vlrep.methods.recipe import (
     Batch,
     Channels,
     Decay,
+    GradientNorm,
+    ImageSize,
     MethodRecipe,
     Momentum,
-    Norm2,
     OnOff,
     Rate,
     ResNet,
-    Side,
     StepCount,
     WarmUp,
 )
@@ -42,11 +42,11 @@ class RotNetRecipe(MethodRecipe):
     net: _Net = 'vgg16'  # vgg16 (sec. 4): add --backbone torchvision/vgg16; or resnet
     head: _Head = 'conv'  # Classifier of rotations on the grid: conv, mlp or linear (not said)
     head_width: _Hidden = 0  # Its hidden width; 0: that of the grid (not said)
-    size: Side = 224  # Side of the input images (app. F.2, of the evaluation)
+    size: ImageSize = 224  # Side of the input images (app. F.2, of the evaluation)
     scale_min: Fraction = 0.2  # Random crops keep at least this part of the area (not said)
-    jitter: Share = 0.0  # Change of brightness, contrast, saturation; hue a quarter of it (not said)
-    jitter_p: Share = 0.0  # How often colours are changed (not said)
-    flip_p: Share = 0.5  # How often images are mirrored (as RotNet's code)
+    jitter: UnitInterval = 0.0  # Change of brightness, contrast, saturation; hue a quarter of it (not said)
+    jitter_p: UnitInterval = 0.0  # How often colours are changed (not said)
+    flip_p: UnitInterval = 0.5  # How often images are mirrored (as RotNet's code)
     bs: Batch = 128  # Images a step, each in four rotations (supplement)
     steps: StepCount = 120_000  # Steps (supplement)
     warmup: WarmUp = 0  # Steps of linear warm-up of the learning rate (none is mentioned)
@@ -56,7 +56,7 @@ class RotNetRecipe(MethodRecipe):
     lr: Rate = 1e-3  # Peak learning rate of the classifier (supplement)
     momentum: Momentum = 0.9  # Of SGD; for radam its first beta (not said)
     wd: Decay = 1e-5  # Weight decay (supplement)
-    clip: Norm2 = 0.0  # Largest norm of the gradient; 0 for none (none is mentioned)
+    clip: GradientNorm = 0.0  # Largest norm of the gradient; 0 for none (none is mentioned)
     sync_bn: OnOff = False  # With several processes: BatchNorm over the images of all, or of each by itself
 
     def problems(self) -> 'Iterator[str]':

@@ -24,16 +24,16 @@ def _bert_vectors(name, dataset):
 
     @lru_cache(1)
     def trained():  # at the first captions, after all else was checked
-        tok = bert_tokenizer(name, dataset, 10_000)
-        return tok, make_bert(name, dataset, tok, mlm=name == 'small', log=None).eval()
+        tokenizer = bert_tokenizer(name, dataset, 10_000)
+        return tokenizer, make_bert(name, dataset, tokenizer, mlm=name == 'small', log=None).eval()
 
     @torch.no_grad()
     def states(texts):
         out = []
-        (tok, bert) = trained()
+        (tokenizer, bert) = trained()
         for i in range(0, len(texts), 256):
-            ids, lens = pad_tokens(tok.encode(texts[i : i + 256], 40), tok.pad)
-            out.append(bert(ids, lens)[:, 0].numpy())
+            ids, lengths = pad_tokens(tokenizer.encode(texts[i : i + 256], 40), tokenizer.pad)
+            out.append(bert(ids, lengths)[:, 0].numpy())
         return np.concatenate(out)
 
     return states

@@ -15,7 +15,7 @@ from ...data.loader import StatefulLoader
 from ..base import METHODS
 from ..learner import make_learner
 from .recipe import TagPredictionRecipe
-from ...models.concept_head import ConceptHead, concept_nats
+from ...models.concept_head import ConceptHead, concept_nll
 from ...training.learner import BatchLearner
 
 # %% ../../../nbs/methods/tag_prediction/20_method.ipynb #de8c6c77
@@ -36,7 +36,7 @@ class TagPredictionModel(nn.Module):
     def forward(self, batch: dict) -> dict:
         "Scores of concepts, `logits` (b,k), and `target` (b,k)"
         target = batch['concepts']  # missing where the loaders have another collator than `ConceptCollator`
-        return dict(logits=self.head(self.visual(batch['img'])), target=target)
+        return dict(logits=self.head(self.visual(batch['images'])), target=target)
 
 # %% ../../../nbs/methods/tag_prediction/20_method.ipynb #065a71a5
 def tag_prediction_loss(
@@ -46,7 +46,7 @@ def tag_prediction_loss(
     soft = recipe.concepts == 'lda'
 
     def loss(out, batch):
-        nats, real = concept_nats(out['logits'], out['target'], soft)
+        nats, real = concept_nll(out['logits'], out['target'], soft)
         return nats.sum(), real.sum()
 
     return loss

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ...core.registry import did_you_mean
 from ...data.loader import StatefulLoader
 from ...data.tokenizer import TokenIds
-from ...losses.cross_entropy import caption_loss, k_hot_loss
+from ...losses.cross_entropy import caption_loss, soft_target_cross_entropy
 from ..base import METHODS
 from ..learner import caption_sizes, make_learner
 from vlrep.methods.virtex.models import (
@@ -44,7 +44,7 @@ def _answers(out):
             return out[k].sum(), torch.tensor(len(out[k]), device=out[k].device)
         x = out[k]
         y = out['target' + k[6:]]
-        return k_hot_loss(x, y) if y.is_floating_point() else caption_loss(x, y, -100)
+        return soft_target_cross_entropy(x, y) if y.is_floating_point() else caption_loss(x, y, -100)
 
     (total, n), *rest = [cost(k) for k in out if k.startswith(('logits', 'nats'))]
     for t, m in rest:
@@ -73,8 +73,8 @@ def virtex_counts(
     "Count the samples of each term before a step, unless they are drawn in the step itself, as masked words are"
 
     def counts(model, batch):
-        captions = model.asked(batch['tok'], batch['lens']).sum()
-        return dict(captions=captions, words=model.captions_named(batch['tok']))
+        captions = model.target_mask(batch['tokens'], batch['lengths']).sum()
+        return dict(captions=captions, words=model.captions_with_targets(batch['tokens']))
 
     return counts if recipe.word_weight and recipe.task != 'masked_lm' else None
 
@@ -184,7 +184,7 @@ def virtex_optimizer(
 
 def virtex_learner(
     recipe: VirTexRecipe,  # All numbers, and the task
-    dls: DataLoaders,  # From `loaders`; its tokenizer is `dls.train.tok`, for multilabel its datasets have labels
+    dls: DataLoaders,  # From `loaders`; its tokenizer is `dls.train.tokenizer`, for multilabel its datasets have labels
     **kw,  # As for `make_learner`: visual, seed, precision, cbs
 ) -> BatchLearner:  # A fastai Learner; train it with `fit_steps(recipe.steps)`
     "A learner that trains a backbone with one of the pretext tasks of VirTex"

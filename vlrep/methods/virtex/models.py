@@ -14,15 +14,15 @@ import torch.nn as nn
 from fastcore.basics import patch
 from torch import Tensor
 
-from ...data.masking import hashed_uniform, mask_tokens, sequence_mask
-from ...losses.cross_entropy import chunked_nats
-from ..word_head import WordNaming, rarity_shares, word_rarity, words_in
+from ...data.masking import caption_uniform, mask_tokens, sequence_mask
+from ...losses.cross_entropy import chunked_nll
+from ..word_head import BagOfWordsHead, idf, idf_weights, words_in
 from ...models.decoding import Cached, attention, decode
 from ...models.text_decoder import CaptionEmbedding, Decoder, Packing, init_weights, reverse_captions
 from ...training.distributed import current_dist
 
 # %% ../../../nbs/methods/virtex/20_models.ipynb #a7235ba9
-class VisualTextDecoder(WordNaming, nn.Module):
+class VisualTextDecoder(BagOfWordsHead, nn.Module):
     "A backbone, and one or two decoders that read captions beside its grid (VirTex fig. 2)"
 
     packed = None  # Leave padding out on a CPU? None: if the backbone computes in bf16; fp32 keeps its bits
@@ -44,7 +44,7 @@ class VisualTextDecoder(WordNaming, nn.Module):
         pad: int = 4,  # Ids of the special tokens
         std=0.02,  # Initial standard deviation of the head, or 'fan_in'
         backward: bool = True,  # A second decoder, for reversed captions?
-        logit_chunk: int = 0,  # Words whose scores are in memory at a time, see `chunked_nats`; 0: all, as an output
+        logit_chunk: int = 0,  # Words whose scores are in memory at a time, see `chunked_nll`; 0: all, as an output
     ):
         super().__init__()
         self.visual = visual
@@ -64,11 +64,11 @@ class VisualTextDecoder(WordNaming, nn.Module):
         self.output.weight = self.embed.words.weight
         nn.init.zeros_(self.output.bias)
 
-    def answer(self, x: Tensor, target: Tensor, way: str = '') -> dict:
+    def score_targets(self, x: Tensor, target: Tensor, way: str = '') -> dict:
         "Logits (n,v) of states `x` (n,d) for the words `target` (n,), or with `logit_chunk` their nats (n,)"
         if not self.logit_chunk:
             return {'logits' + way: self.output(x), 'target' + way: target}
-        nats = chunked_nats(x, self.output.weight, self.output.bias, target, self.logit_chunk)
+        nats = chunked_nll(x, self.output.weight, self.output.bias, target, self.logit_chunk)
         return {'nats' + way: nats, 'target' + way: target}
 
     @property
@@ -82,44 +82,44 @@ class VisualTextDecoder(WordNaming, nn.Module):
 
     def visual_tokens(
         self,
-        img: Tensor,  # Normalised images (b,3,h,w)
+        images: Tensor,  # Normalised images (b,3,h,w)
     ) -> Tensor:  # Cells of the grid at the decoders' width (b,n,d)
         "What the decoders attend to"
-        return self.project(self.visual(img).flatten(2).transpose(1, 2))
+        return self.project(self.visual(images).flatten(2).transpose(1, 2))
 
-    def _look(self, img):
+    def _look(self, images):
         "`visual_tokens`, and the mean over the grid if there is a head for words that is being trained, else None"
         if not (self.word_weight and self.training):
-            return self.visual_tokens(img), None
-        grid = self.visual(img)
+            return self.visual_tokens(images), None
+        grid = self.visual(images)
         return self.project(grid.flatten(2).transpose(1, 2)), grid.mean((2, 3))
 
     def hidden_states(
         self,
         vis: Tensor,  # From `visual_tokens` (b,n,d)
-        tok: Tensor,  # Tokens, padding last: the causal mask hides it (b,s)
+        tokens: Tensor,  # Tokens, padding last: the causal mask hides it (b,s)
         decoder: nn.Module,  # One of `decoders`
         packing: Packing = None,  # Leave padding out
         *,
-        blind: Tensor = None,  # Captions whose input tokens are all masked, predicted in parallel (b,) bool
-        lens: Tensor = None,  # Tokens of each caption that are read (b,); needed with `blind`
+        without_tokens: Tensor = None,  # Captions whose input tokens are all masked, predicted in parallel (b,) bool
+        lengths: Tensor = None,  # Tokens of each caption that are read (b,); needed with `without_tokens`
     ) -> Tensor:  # (b,s,d), or (n,d) without padding
         "States of the decoder after each token"
-        if blind is None:
-            return decoder(self.embed(tok, packing), vis, packing=packing)
-        seen = tok.masked_fill(blind[:, None] & (tok != self.pad), self.mask)
-        return decoder(self.embed(seen, packing), vis, lens, ~blind, packing=packing)
+        if without_tokens is None:
+            return decoder(self.embed(tokens, packing), vis, packing=packing)
+        seen = tokens.masked_fill(without_tokens[:, None] & (tokens != self.pad), self.mask)
+        return decoder(self.embed(seen, packing), vis, lengths, ~without_tokens, packing=packing)
 
     def packing(
         self,
-        lens: Tensor,  # Tokens of each caption that are read (b,)
+        lengths: Tensor,  # Tokens of each caption that are read (b,)
         s: int,  # Positions of each
     ) -> Packing:  # None: padding stays
         "How padding is left out, or None"
         packed = self.autocast_dtype is not None if self.packed is None else self.packed
-        if not packed or lens.device.type != 'cpu':
+        if not packed or lengths.device.type != 'cpu':
             return None
-        real = sequence_mask(lens, s)
+        real = sequence_mask(lengths, s)
         return Packing(real, multiple=1 if self.autocast_dtype is None else self.multiple)
 
 # %% ../../../nbs/methods/virtex/20_models.ipynb #a577cac3
@@ -132,58 +132,58 @@ class CaptioningModel(VisualTextDecoder):
     multiple = 64  # Few shapes: in bf16 each new one is expensive
     low_precision = 'backbone and decoders'  # What computes in the lower precision on a CPU
 
-    def asked(self, tok: Tensor, lens: Tensor) -> Tensor:
-        "Where in `tok` (b,s), its first column left out, a word is to be predicted (b,s-1)"
-        place = torch.arange(tok.shape[1] - 1, device=tok.device)
-        return (place < lens[:, None] - 1) & (tok[:, 1:] != self.pad)
+    def target_mask(self, tokens: Tensor, lengths: Tensor) -> Tensor:
+        "Where in `tokens` (b,s), its first column left out, a word is to be predicted (b,s-1)"
+        place = torch.arange(tokens.shape[1] - 1, device=tokens.device)
+        return (place < lengths[:, None] - 1) & (tokens[:, 1:] != self.pad)
 
     def forward(
         self,
-        batch: dict,  # `img`, `tok` and `lens`
+        batch: dict,  # `images`, `tokens` and `lengths`
     ) -> dict:  # `logits_f` (n,v), `target_f` (n,), a row for each word; backward the same with `_b`
         "Scores of each next word, and the words; rows without a word have the target -100"
-        dtype = self.autocast_dtype if batch['img'].device.type == 'cpu' else None
+        dtype = self.autocast_dtype if batch['images'].device.type == 'cpu' else None
         with nullcontext() if dtype is None else torch.autocast('cpu', dtype):
             return self._next_words(batch)
 
     def _next_words(self, batch):
-        (vis, mean), tok, lens = self._look(batch['img']), batch['tok'], batch['lens']
+        (vis, mean), tokens, lengths = self._look(batch['images']), batch['tokens'], batch['lengths']
         out = {}
-        packing = self.packing(lens - 1, tok.shape[1] - 1)
-        ways = zip('fb', (tok, reverse_captions(tok, lens)), self.decoders)
-        how = dict(blind=self.blind(tok, lens), lens=lens - 1)
+        packing = self.packing(lengths - 1, tokens.shape[1] - 1)
+        ways = zip('fb', (tokens, reverse_captions(tokens, lengths)), self.decoders)
+        how = dict(without_tokens=self.without_tokens(tokens, lengths), lengths=lengths - 1)
         for k, t, x in [(k, t, self.hidden_states(vis, t[:, :-1], d, packing, **how)) for k, t, d in ways]:
-            asked = self.asked(t, lens)
-            words = t[:, 1:]
+            targets = self.target_mask(t, lengths)
+            target_ids = t[:, 1:]
             if packing is not None:
-                asked = packing.pack(asked)
-                words = packing.pack(words)
+                targets = packing.pack(targets)
+                target_ids = packing.pack(target_ids)
             if packing is not None and packing.multiple > 1 and not self.logit_chunk:  # keep the number of rows
-                words = words.masked_fill(~asked, -100)
-            elif packing is None or not asked.all():
-                x = x[asked]
-                words = words[asked]
-            out |= self.answer(x, words, '_' + k)
-        return out if mean is None else out | self.name_words(mean, tok)
+                target_ids = target_ids.masked_fill(~targets, -100)
+            elif packing is None or not targets.all():
+                x = x[targets]
+                target_ids = target_ids[targets]
+            out |= self.score_targets(x, target_ids, '_' + k)
+        return out if mean is None else out | self.predict_words(mean, tokens)
 
-    def blind(
+    def without_tokens(
         self,
-        tok: Tensor,
-        lens: Tensor,  # Captions (b,s), real tokens in each (b,)
+        tokens: Tensor,
+        lengths: Tensor,  # Captions (b,s), real tokens in each (b,)
     ) -> Tensor:  # (b,) bool; None if there are none at all, as in validation
         "Which captions are predicted in parallel in this training step (CapPa, sec. 3)"
         if not (self.parallel and self.training):
             return None
         # all processes choose by the number that the first one draws
         salt = int(current_dist().broadcast(torch.randint(1, 2**62, ())))
-        return hashed_uniform(tok, lens, 1, salt)[0, :, 0] < self.parallel
+        return caption_uniform(tokens, lengths, 1, salt)[0, :, 0] < self.parallel
 
 # %% ../../../nbs/methods/virtex/20_models.ipynb #b7cfed1d
 @patch
 @torch.no_grad()
 def generate(
     self: CaptioningModel,
-    img: Tensor,  # Normalised images (b,3,h,w)
+    images: Tensor,  # Normalised images (b,3,h,w)
     max_len: int = None,  # Longest caption in tokens; as in training by default
     how: str = 'greedy',  # greedy, beam or nucleus
     **kw,  # As for `decode`: never, repeat, beams, per_node, norm, p, temperature, seed, ids
@@ -191,7 +191,7 @@ def generate(
     "Write a caption of each image with the forward decoder"
     step = Cached(self.embed, self.forward_decoder, self.output)
     return decode(
-        step, self.visual_tokens(img), self.sos, self.eos, max_len or self.max_len, pad=self.pad, how=how, **kw
+        step, self.visual_tokens(images), self.sos, self.eos, max_len or self.max_len, pad=self.pad, how=how, **kw
     )
 
 # %% ../../../nbs/methods/virtex/20_models.ipynb #a77e4d01
@@ -199,13 +199,13 @@ def generate(
 @torch.no_grad()
 def attend(
     self: CaptioningModel,
-    img: Tensor,  # Normalised images (b,3,h,w)
-    tok: Tensor,  # Captions, [SOS] first (b,s)
-    lens: Tensor,  # Not used: the decoder is causal
+    images: Tensor,  # Normalised images (b,3,h,w)
+    tokens: Tensor,  # Captions, [SOS] first (b,s)
+    lengths: Tensor,  # Not used: the decoder is causal
 ) -> Tensor:  # Sums to 1 over the cells, 0 for [SOS] (b,s,h',w')
     "Cross-attention of the forward decoder when it predicts each token, the mean over layers and heads"
-    grid = self.visual(img)
-    maps = attention(self.embed, self.forward_decoder, self.visual_tokens(img), tok).float().mean((1, 2))
+    grid = self.visual(images)
+    maps = attention(self.embed, self.forward_decoder, self.visual_tokens(images), tokens).float().mean((1, 2))
     maps = maps.unflatten(2, grid.shape[2:])
     return torch.cat([torch.zeros_like(maps[:, :1]), maps], 1)
 
@@ -213,16 +213,16 @@ def attend(
 @patch
 def attribute(
     self: CaptioningModel,
-    img: Tensor,  # Normalised images (b,3,h,w)
-    tok: Tensor,  # Captions, [SOS] first (b,s)
+    images: Tensor,  # Normalised images (b,3,h,w)
+    tokens: Tensor,  # Captions, [SOS] first (b,s)
     weight: Tensor,  # Of each token; 1 for those to attribute (b,s)
 ) -> Tensor:  # Above 0 (b,h',w')
     "Which cells raise the log-probability of tokens: gradient times input, below 0 cut off"
-    h, w = self.visual(img).shape[2:]
+    h, w = self.visual(images).shape[2:]
     with torch.enable_grad():
-        vis = self.visual_tokens(img).detach().requires_grad_()
-        x = self.output(self.hidden_states(vis, tok[:, :-1], self.forward_decoder))
-        says = (x.float().log_softmax(-1).gather(-1, tok[:, 1:, None])[..., 0] * weight[:, 1:]).sum()
+        vis = self.visual_tokens(images).detach().requires_grad_()
+        x = self.output(self.hidden_states(vis, tokens[:, :-1], self.forward_decoder))
+        says = (x.float().log_softmax(-1).gather(-1, tokens[:, 1:, None])[..., 0] * weight[:, 1:]).sum()
         (up,) = torch.autograd.grad(says, vis)
     # no evidence at all: a uniform map
     return (up * vis.detach()).sum(-1).clamp(min=0).unflatten(1, (h, w)).float() + 1e-12
@@ -246,27 +246,27 @@ class MaskedLMModel(VisualTextDecoder):
 
     def masked(
         self,
-        tok: Tensor,
-        lens: Tensor,  # Tokens (b,s), real ones in each row (b,)
+        tokens: Tensor,
+        lengths: Tensor,  # Tokens (b,s), real ones in each row (b,)
     ) -> tuple:  # Input tokens (b,s); targets, else -100 (b,s)
         "Captions with masked tokens: others in each step of a training, else always the same"
         # all processes mask by the number that the first one draws
         salt = int(current_dist().broadcast(torch.randint(1, 2**62, ()))) if self.training else 0
-        return mask_tokens(tok, lens, self.output.out_features, self.first, self.mask, bert=self.bert, salt=salt)
+        return mask_tokens(tokens, lengths, self.output.out_features, self.first, self.mask, bert=self.bert, salt=salt)
 
     def forward(
         self,
-        batch: dict,  # `img`, `tok` and `lens`
+        batch: dict,  # `images`, `tokens` and `lengths`
     ) -> dict:  # `logits` (n,v), `target` (n,): one row for each target
         "Scores of each missing word, and the words"
-        (vis, mean), tok, lens = self._look(batch['img']), batch['tok'], batch['lens']
-        seen, target = self.masked(tok, lens)
-        asked = (target >= 0) & (target != self.pad)
-        packing = self.packing(lens, tok.shape[1])
-        x = self.forward_decoder(self.embed(seen, packing), vis, lens, causal=False, packing=packing)
-        chosen = asked if packing is None else packing.pack(asked)
-        out = self.answer(x[chosen], target[asked])
-        return out if mean is None else out | self.name_words(mean, tok)
+        (vis, mean), tokens, lengths = self._look(batch['images']), batch['tokens'], batch['lengths']
+        seen, target = self.masked(tokens, lengths)
+        is_target = (target >= 0) & (target != self.pad)
+        packing = self.packing(lengths, tokens.shape[1])
+        x = self.forward_decoder(self.embed(seen, packing), vis, lengths, causal=False, packing=packing)
+        chosen = is_target if packing is None else packing.pack(is_target)
+        out = self.score_targets(x[chosen], target[is_target])
+        return out if mean is None else out | self.predict_words(mean, tokens)
 
 # %% ../../../nbs/methods/virtex/20_models.ipynb #72cb20a8
 class _Classifier(nn.Module):
@@ -277,8 +277,8 @@ class _Classifier(nn.Module):
         self.visual = visual
         self.head = nn.Linear(visual.width, classes)
 
-    def scores(self, img):
-        return self.head(self.visual(img).mean((2, 3)))
+    def scores(self, images):
+        return self.head(self.visual(images).mean((2, 3)))
 
 
 class TokenClassificationModel(_Classifier):
@@ -289,7 +289,7 @@ class TokenClassificationModel(_Classifier):
         visual,  # A backbone: images to a grid (b,c,h,w); has `width` = c
         vocab: int,  # Tokens v
         first: int = 5,  # Smaller ids are special, and no words
-        idf: Tensor = None,  # How rare each token is (v,), from `word_rarity`: shares go by it; None: equal shares
+        idf: Tensor = None,  # How rare each token is (v,), from `idf`: shares go by it; None: equal shares
     ):
         super().__init__(visual, vocab)
         self.first = first
@@ -298,9 +298,9 @@ class TokenClassificationModel(_Classifier):
 
     def forward(self, batch: dict) -> dict:
         "`logits` (b,v), and `target` (b,v): 1 for each word of the caption, or its share by how rare it is"
-        logits = self.scores(batch['img'])
-        target = words_in(batch['tok'], logits.shape[1], self.first)
-        return dict(logits=logits, target=rarity_shares(target, self.idf) if hasattr(self, 'idf') else target)
+        logits = self.scores(batch['images'])
+        target = words_in(batch['tokens'], logits.shape[1], self.first)
+        return dict(logits=logits, target=idf_weights(target, self.idf) if hasattr(self, 'idf') else target)
 
 # %% ../../../nbs/methods/virtex/20_models.ipynb #91cf44db
 class MultiLabelClassificationModel(_Classifier):
@@ -318,7 +318,7 @@ class MultiLabelClassificationModel(_Classifier):
 
     def forward(self, batch: dict) -> dict:
         "`logits` (b,k), and `target` (b,k), 1 for each label of the image"
-        return dict(logits=self.scores(batch['img']), target=batch[self.key][:, self.columns].float())
+        return dict(logits=self.scores(batch['images']), target=batch[self.key][:, self.columns].float())
 
 # %% ../../../nbs/methods/virtex/20_models.ipynb #a77e4d03
 def virtex_capabilities(

@@ -129,8 +129,8 @@ def _empty_model(state, task, had, name):
     depth = len({k.split('.')[3] for k in state if k.startswith('textual.transformer.layers.')})
     bad = [
         f'{k}={had[k]}'
-        for k, low, most in (('heads', 1, width), *((k, 0, n - 1) for k in ('sos', 'eos', 'pad', 'mask')))
-        if not low <= had.get(k, low) <= most
+        for k, low, high in (('heads', 1, width), *((k, 0, n - 1) for k in ('sos', 'eos', 'pad', 'mask')))
+        if not low <= had.get(k, low) <= high
     ]
     if bad:
         raise ValueError(f'{name}: {bad[0]} does not fit {n} tokens and {width} channels')
@@ -177,9 +177,9 @@ def load_virtex(
         model = _empty_model(state, task, had, name)
     _check(state, virtex_state(model), name)
     twice = [(k, k.removeprefix('backward_')) for k in state if k.removeprefix('backward_').startswith(_SHARED)]
-    words = 'textual.embedding.words.weight'
-    if words in state:
-        twice.append(('textual.output.weight', words))
+    key = 'textual.embedding.words.weight'
+    if key in state:
+        twice.append(('textual.output.weight', key))
     odd = [k for k, first in twice if not torch.equal(state[k], state[first])]
     if odd:
         raise ValueError(f'{name}: parts that should be one and the same differ: {_some(odd)}')
@@ -194,25 +194,25 @@ def load_virtex(
 @torch.no_grad()
 def virtex_captions(
     model: CaptioningModel,  # A `CaptioningModel`, such as from `load_virtex`
-    img: torch.Tensor,  # Normalised images (b,3,h,w)
+    images: torch.Tensor,  # Normalised images (b,3,h,w)
     max_words: int = 30,  # Most words, [EOS] included (virtex code)
     beams: int = 5,  # Beam size (virtex code)
     per_node: int = 2,  # Candidates per beam, after the first word (virtex code)
 ) -> torch.Tensor:  # Tokens (b,s) without [SOS], `model.pad` after [EOS]
     "Captions as VirTex's code generates them"
 
-    def step(vis, tok):
+    def step(vis, tokens):
         return model.output(
-            model.hidden_states(vis, tok[:, 1:] if tok.shape[1] > 1 else tok, model.decoders[0])[:, -1:]
+            model.hidden_states(vis, tokens[:, 1:] if tokens.shape[1] > 1 else tokens, model.decoders[0])[:, -1:]
         )
 
-    most = min(max_words, model.max_len) + 1
-    tok, score = beam(
+    max_len = min(max_words, model.max_len) + 1
+    tokens, score = beam(
         step,
-        model.visual_tokens(img),
+        model.visual_tokens(images),
         model.sos,
         model.eos,
-        most,
+        max_len,
         pad=model.pad,
         never=(),
         repeat='virtex',
@@ -221,7 +221,7 @@ def virtex_captions(
         norm=0.0,
         every=True,
     )
-    tok = tok[torch.arange(len(tok)), score.argmax(1), 1:]
-    ended = (tok == model.eos).int()
-    tok = tok.masked_fill(ended.cumsum(1) - ended > 0, model.pad)
-    return tok[:, : int((ended.cumsum(1) - ended == 0).sum(1).amax())] if len(tok) else tok
+    tokens = tokens[torch.arange(len(tokens)), score.argmax(1), 1:]
+    ended = (tokens == model.eos).int()
+    tokens = tokens.masked_fill(ended.cumsum(1) - ended > 0, model.pad)
+    return tokens[:, : int((ended.cumsum(1) - ended == 0).sum(1).amax())] if len(tokens) else tokens

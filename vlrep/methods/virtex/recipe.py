@@ -8,16 +8,18 @@ __all__ = ['WordHead', 'Parallel', 'VirTexRecipe']
 # %% ../../../nbs/methods/virtex/10_recipe.ipynb #21dc6af9
 from dataclasses import dataclass, replace
 
-from ...core.fields import Fraction, Share
+from ...core.fields import Fraction, UnitInterval
 from ..base import METHODS, Method, parts_of
 from vlrep.methods.recipe import (
     Batch,
     Channels,
     Chunk,
+    Count,
     Decay,
     Drop,
-    Every,
+    GradientNorm,
     HeadCount,
+    ImageSize,
     Init,
     Layers,
     Length,
@@ -25,11 +27,9 @@ from vlrep.methods.recipe import (
     MethodRecipe,
     Momentum,
     Norm,
-    Norm2,
     OnOff,
     Rate,
     ResNet,
-    Side,
     StepCount,
     Task,
     TextRecipe,
@@ -42,7 +42,7 @@ from vlrep.methods.recipe import (
 
 # %% ../../../nbs/methods/virtex/10_recipe.ipynb #6279e631
 WordHead = Weight
-Parallel = Share
+Parallel = UnitInterval
 
 
 @dataclass(frozen=True)
@@ -61,11 +61,11 @@ class VirTexRecipe(TextRecipe):
     init: Init = '0.02'  # Standard deviation of the textual head's weights (code), or 'fan_in' for small widths
     vocab: Vocab = 10000  # Tokens, special ones included (sec. 3)
     max_len: Length = 30  # Longest caption in tokens, [SOS] and [EOS] included (code)
-    size: Side = 224  # Side of the input images (sec. 3)
+    size: ImageSize = 224  # Side of the input images (sec. 3)
     scale_min: Fraction = 0.2  # Random crops keep at least this part of the area (sec. 3)
-    jitter: Share = 0.4  # Most change of brightness, contrast and saturation; hue a quarter of it (sec. 3; code)
-    jitter_p: Share = 0.8  # How often colours are changed (code)
-    flip_p: Share = 0.5  # How often images are mirrored, with left and right swapped in the caption (sec. 3)
+    jitter: UnitInterval = 0.4  # Most change of brightness, contrast and saturation; hue a quarter of it (sec. 3; code)
+    jitter_p: UnitInterval = 0.8  # How often colours are changed (code)
+    flip_p: UnitInterval = 0.5  # How often images are mirrored, with left and right swapped in the caption (sec. 3)
     bs: Batch = 256  # Images a step (sec. 3)
     steps: StepCount = 500_000  # Steps (sec. 3)
     warmup: WarmUp = 10_000  # Steps of linear warm-up, then a cosine down to 0 (sec. 3)
@@ -73,9 +73,9 @@ class VirTexRecipe(TextRecipe):
     lr: Rate = 1e-3  # Peak learning rate of everything else (sec. 3)
     momentum: Momentum = 0.9  # Of SGD (sec. 3)
     wd: Decay = 1e-4  # Weight decay, none for LayerNorms and biases of embedding and decoders (sec. 3)
-    lookahead_k: Every = 5  # Lookahead's steps; 0 for none (sec. 3)
-    lookahead_alpha: Share = 0.5  # Lookahead's share (sec. 3)
-    clip: Norm2 = 10.0  # Largest norm of the gradient; 0 for none (code)
+    lookahead_k: Count = 5  # Lookahead's steps; 0 for none (sec. 3)
+    lookahead_alpha: UnitInterval = 0.5  # Lookahead's share (sec. 3)
+    clip: GradientNorm = 10.0  # Largest norm of the gradient; 0 for none (code)
     sync_bn: OnOff = False  # With several processes: BatchNorm over the images of all, or of each by itself
     logit_chunk: Chunk = 0  # Words whose scores over the vocabulary are in memory at a time; 0 for all
     idf: OnOff = False  # token_cls: rare words get a larger share of the target (SuperClass, eq. 3)
