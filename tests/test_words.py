@@ -1,0 +1,47 @@
+"Names that must not come back: nbs/tutorials/vocabulary.ipynb says which words stand for what"
+
+import io
+import re
+import tokenize
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+BANNED = set(
+    # several meanings, or none that a reader could guess
+    'asked beside blind born held img kept lens most said there told tok waiting '
+    # home-made, where the field has a word
+    'CountedMean FrozenStart TwoTowers WordNaming _Half _Seats _lookat _lookback _think askers bn_group by_groups '
+    'captions_named chances chunked_nats coldest concept_nats concept_rules damaged fusion_rules img_vec k_hot_loss '
+    'learned name_words own_answer place_t place_v rarity_in recipe_rules settled shuffled still_grid thing_masks '
+    'things twin txt_vec unless_begun whole_t whole_v word_rarity '
+    # not what they are used for
+    'Every Group Norm2 Note Share Side'.split()
+)
+
+
+def names(src):
+    "Every identifier of Python source, without its strings and comments"
+    return {t.string for t in tokenize.generate_tokens(io.StringIO(src).readline) if t.type == tokenize.NAME}
+
+
+MODULES = [p for p in sorted((ROOT / 'vlrep').rglob('*.py')) if p.name[0] != '_']
+
+
+@pytest.mark.parametrize('path', MODULES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_banned_words_do_not_come_back(path):
+    assert not names(path.read_text(encoding='utf-8')) & BANNED
+
+
+def test_banned_words_are_seen():
+    "... as a variable, a parameter, a keyword, an attribute and a field, but not in strings and comments"
+    seen = names("def f(tok): said = g(img=x.held)\nclass A:\n    kept: int = 'told'  # there")
+    assert seen & BANNED == {'tok', 'said', 'img', 'held', 'kept'}
+    assert len(MODULES) > 150
+
+
+def test_the_page_names_no_banned_word():
+    page = (ROOT / 'nbs' / 'tutorials' / 'vocabulary.ipynb').read_text(encoding='utf-8')
+    words = set(re.findall(r'`(\w+)', page))
+    assert len(words) > 50 and not words & BANNED
