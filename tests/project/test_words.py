@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 BANNED = set(
     # several meanings, or none that a reader could guess
     'asked beside blind born held img kept lens most said there told tok waiting '
