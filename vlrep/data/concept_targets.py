@@ -201,7 +201,7 @@ def label_targets(
 class ConceptCollator:
     "The tags of each image as a row of numbers"
 
-    tok = None
+    tokenizer = None
 
     def __init__(
         self,

@@ -437,8 +437,8 @@ def judge_study(
 def _difference(study, c, runs, lines):
     "The `Difference` of a comparison, or a text: which of its runs are missing"
     for name in (c.treatment, c.control):
-        beside = name == c.control and (name == 'chance' or name[:1] == '@')
-        if name not in runs and not beside:
+        is_reference = name == c.control and (name == 'chance' or name[:1] == '@')
+        if name not in runs and not is_reference:
             raise ValueError(f'the study has no variant {name!r}')
     sides = [name for name in (c.treatment, c.control) if name in runs]
     missing = [

@@ -200,7 +200,7 @@ def _part(folder, k, lo, hi, what):
         if 'counterpart' in with_:
             px['counterpart'].write(row, draw_scene(twin_layout(a, *key), size))
         yield 1
-    for name, text in (('notes', notes), ('said', captions), ('more', more)):
+    for name, text in (('notes', notes), ('captions', captions), ('more', more)):
         if not text:
             continue
         try:
@@ -294,7 +294,7 @@ def _draw(folder, what, workers):
     ticks = _part(*jobs[0]) if workers == 1 else _processes(folder, jobs)
     for _ in progress(ticks, n, f'drawing {what["split"]}'):
         pass
-    kinds = dict(notes='annotations', said='captions')
+    kinds = dict(notes='annotations', captions='captions')
     if what['with']:
         kinds['more'] = 'more'
     for kind, name in kinds.items():
