@@ -153,7 +153,7 @@ METHODS.add(
             'world_words': replace(_world, word_weight=1.0),
             **photo_recipes(_world),
         },
-        **parts_of('vlrep.methods.clip.method:contrast_', 'initial build loss counts groups capabilities'),
+        **parts_of('vlrep.methods.clip.method:clip_', 'initial build loss counts groups capabilities'),
         seed_key='contrast head',
         check='vlrep.methods.clip.recipe:check_pairs',
         paper='CLIP (Radford and others, 2021), SigLIP (Zhai and others, 2023)',

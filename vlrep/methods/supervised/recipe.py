@@ -54,7 +54,7 @@ METHODS.add(
         'supervised',
         SupervisedRecipe,
         {'world': SupervisedRecipe()},
-        **parts_of('vlrep.methods.supervised.method:tags_', 'initial sizes build loss'),
+        **parts_of('vlrep.methods.supervised.method:supervised_', 'initial sizes build loss'),
         needs=lambda recipe: {'categories'},
         tokenizer=None,
         collate=None,
