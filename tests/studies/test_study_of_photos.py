@@ -111,7 +111,7 @@ def test_a_study_of_photos_is_judged(done):
     assert len(runs) == 4 and sum(l['kind'] == 'trial' for l in lines) == 4
     for l in runs:
         n = l['numbers']
-        assert 'table' not in n and {r['backbone'] for r in n['tagging']} == {'contrast', 'random'}
+        assert 'table' not in n and {r['backbone'] for r in n['tagging']} == {'clip', 'random'}
         for r in (*n['retrieval'], *n['tagging']):
             assert len(r['draws']) == 30
         assert {r['n'] for r in n['tagging']} == {14} and {

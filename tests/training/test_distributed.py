@@ -103,9 +103,9 @@ VARIANTS = [
     'mct in 3 parts',
     'captioning, a head for the words',
     'captioning, words at once',
-    'contrast, sigmoid, all with all',
+    'clip, sigmoid, all with all',
     'icmlm in 3 parts',
-    'contrast and words in 3 parts',
+    'clip and words in 3 parts',
     'loctex and words in 3 parts',
     'mct and words in 3 parts',
 ]
