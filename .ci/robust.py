@@ -6,7 +6,7 @@ again, each time with other values of `seed` and `precision`; so do the function
 Where nothing is trained in a precision that can be chosen (chapters of the course in plain PyTorch), fp32 stands alone.
 A margin of 1 is what `make test` asks for, MARGIN is asked here.
 
-    ONLY="NAME ..."     only these notebooks (methods/virtex/30_method), or functions (falls)
+    ONLY="NAME ..."     only these notebooks (methods/virtex/40_method), or functions (falls)
     SEEDS=N             seeds 0 to N-1 at the default; 20
     ISA="NAME ..."      only these of: default SSE41 AVX2 AVX512_CORE
     THREADS="N ..."     only with these numbers of threads

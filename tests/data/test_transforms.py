@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from vlrep.data.transforms import EvalTransform, TrainTransform, crop_labels, denormalise, move_points, resize_crop
-from vlrep.methods.mct.views import HeldOutViews, TwoViews
+from vlrep.methods.mct.collate import HeldOutViews, TwoViews
 
 VIEWS = dict(
     train=lambda s: TrainTransform(s, jitter_p=0),

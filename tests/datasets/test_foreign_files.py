@@ -38,7 +38,7 @@ from vlrep.datasets.world.dataset import scene
 from vlrep.experiments.open import open_run
 from vlrep.experiments.pretrain import pretrain, resume_run
 from vlrep.experiments.spec import recorded_spec, run_spec
-from vlrep.methods.virtex.models import CaptioningModel
+from vlrep.methods.virtex.model import CaptioningModel
 from vlrep.methods.virtex.official import load_virtex, virtex_state
 from vlrep.models.backbones import make_backbone
 from vlrep.models.weights import load_backbone, read_state

@@ -30,7 +30,7 @@ from vlrep.experiments.spec import finetune_spec, run_spec
 from vlrep.experiments.start import run_backbone
 from vlrep.methods import fusion_collate, fusion_training
 from vlrep.methods.base import METHODS
-from vlrep.methods.icmlm.models import bert_digest
+from vlrep.methods.icmlm.model import bert_digest
 from vlrep.metrics.vqa import UNKNOWN
 from vlrep.models.bert import bert_tokenizer, save_bert, small_config
 from vlrep.models.bert_model import Bert, BertConfig

@@ -22,7 +22,7 @@ from vlrep.experiments.pretrain import pretrain
 from vlrep.experiments.spec import run_spec
 from vlrep.methods.base import METHODS
 from vlrep.methods.icmlm.heads import AttFcHead, TfmHead
-from vlrep.methods.icmlm.models import MaskedWordModel
+from vlrep.methods.icmlm.model import MaskedWordModel
 from vlrep.methods.learner import make_learner
 from vlrep.models.bert import save_bert
 from vlrep.models.bert_model import Bert, BertConfig

@@ -21,7 +21,7 @@ from vlrep.experiments.pretrain import pretrain, resume_run
 from vlrep.experiments.spec import run_spec
 from vlrep.methods.base import METHODS
 from vlrep.methods.learner import make_learner
-from vlrep.methods.mct.views import check_views
+from vlrep.methods.mct.collate import check_views
 from vlrep.training.learner import BaseCallback
 from vlrep.training.run_folder import Run, load
 
@@ -368,7 +368,7 @@ def test_a_run_is_opened_without_the_folder_of_its_bert(tmp_path):
 
 def test_contrast_of_images_alone_needs_no_captions():
     "MoCo v2, by switching losses off; the nouns of captions as tags need them again"
-    from vlrep.methods.mct.views import mct_tokenizer
+    from vlrep.methods.mct.collate import mct_tokenizer
 
     alone = METHODS['mct'].recipes['world_moco_v2']
     assert METHODS['mct'].needs(alone) == frozenset() and mct_tokenizer(alone, None) is None

@@ -16,7 +16,7 @@ from vlrep.experiments.pretrain import pretrain, resume_run
 from vlrep.experiments.spec import run_spec
 from vlrep.methods.base import METHODS
 from vlrep.methods.learner import make_learner
-from vlrep.methods.mct.views import check_views
+from vlrep.methods.mct.collate import check_views
 from vlrep.training.interrupts import TrainingInterrupted
 from vlrep.training.run_folder import load
 

@@ -23,7 +23,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
 from vlrep.core.weights import read_pickle
-from vlrep.methods.virtex.models import CaptioningModel
+from vlrep.methods.virtex.model import CaptioningModel
 from vlrep.methods.virtex.official import load_virtex, virtex_state
 from vlrep.models.backbones import make_backbone
 from vlrep.models.bert import load_bert, save_bert

@@ -278,7 +278,7 @@ def test_sidebar_and_folders_hold_every_notebook(ci):
     assert (
         reading.index('core/00_seeding.ipynb')
         < reading.index('data/25_tokenizer.ipynb')
-        < reading.index('methods/virtex/30_method.ipynb')
+        < reading.index('methods/virtex/40_method.ipynb')
         < reading.index('90_cli.ipynb')
     )
     assert 'virtex/index' in packages['methods/index.md'] and '](00_recipe.ipynb): ' in packages['methods/index.md']

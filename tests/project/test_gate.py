@@ -223,7 +223,7 @@ def test_a_source_is_tried_in_the_precisions_that_it_takes(ci):
     "A notebook that hands `precision` on is tried in both; a chapter in plain PyTorch is not"
     robust = ci('robust')
     both = [name for name, path in robust.sources().items() if robust.precisions(path) == ('fp32', 'bf16')]
-    assert {'methods/virtex/30_method', 'methods/loctex/40_method', 'tutorials/tour', 'falls'} <= {*both}
+    assert {'methods/virtex/40_method', 'methods/loctex/40_method', 'tutorials/tour', 'falls'} <= {*both}
     assert 'course/01_caption' not in both
 
 

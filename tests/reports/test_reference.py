@@ -16,7 +16,7 @@ from vlrep.experiments.config import get_recipe, override_all, recipe_dict
 from vlrep.experiments.options import tiny_changes
 from vlrep.experiments.splits import open_splits
 from vlrep.methods.base import METHODS
-from vlrep.methods.virtex.models import CaptioningModel
+from vlrep.methods.virtex.model import CaptioningModel
 from vlrep.reports.page import report_html
 from vlrep.reports.reference import compare_curve, curve_bands, curve_verdict, reference_curve
 from vlrep.training.learner import StopAtStep

@@ -91,8 +91,8 @@ def pair(tmp_path_factory):
 
 
 METHODS = (
-    'virtex captioning masked_lm token_cls multilabel tags loctex mct icmlm tag_prediction rotnet visualbert '
-    'vilbert contrast'
+    'virtex captioning masked_lm token_cls multilabel supervised loctex mct icmlm tag_prediction rotnet visualbert '
+    'vilbert clip'
 ).split()
 VARIANTS = [
     'loctex in 3 parts',

@@ -23,7 +23,7 @@ from ..base import METHODS
 from ..concept_training import BackboneWarmup
 from .collate import split_dataset
 from .heads import AttFcHead, TfmHead
-from .models import MaskedWordModel
+from .model import MaskedWordModel
 from .recipe import ICMLMRecipe
 from ..learner import caption_sizes, make_learner
 from ...models.bert import SmallBertPlan, make_bert, small_config

@@ -94,7 +94,7 @@ METHODS.add(
         },
         **parts_of('vlrep.methods.icmlm.method:icmlm_', 'sizes initial build loss counts callbacks'),
         **parts_of('vlrep.methods.concept_training:concept_', 'optimizer schedule backbone'),
-        capabilities='vlrep.methods.icmlm.models:icmlm_capabilities',
+        capabilities='vlrep.methods.icmlm.model:icmlm_capabilities',
         seed_key='icmlm head',
         **{
             k: f'vlrep.methods.icmlm.collate:{v}'

@@ -22,7 +22,7 @@ from ..base import METHODS
 from ..learner import caption_sizes, make_learner, recipe_text_encoder
 from .model import DualEncoder, projection_heads
 from .recipe import MCTRecipe
-from .views import HeldOutViews, TwoViews
+from .collate import HeldOutViews, TwoViews
 from ..word_head import loader_idf, word_term
 from ...models.bert import make_bert, small_config
 from ...models.bert_model import Bert, BertConfig

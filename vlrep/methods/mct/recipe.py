@@ -268,9 +268,9 @@ METHODS.add(
         seed_key='mct head',
         needs=_needs,
         wants=lambda r: {'paraphrases'} if r.text_views == 'paraphrases' and not r.paraphrases else set(),
-        tokenizer='vlrep.methods.mct.views:mct_tokenizer',
-        collate='vlrep.methods.mct.views:mct_collator',
-        check='vlrep.methods.mct.views:check_views',
+        tokenizer='vlrep.methods.mct.collate:mct_tokenizer',
+        collate='vlrep.methods.mct.collate:mct_collator',
+        check='vlrep.methods.mct.collate:check_views',
         paper='MCT (Yuan and others, 2021)',
         loss_unit='nats a query, added over the contrasts, plus the margins; it rises while the queue fills',
     )

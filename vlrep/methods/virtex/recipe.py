@@ -117,7 +117,7 @@ _small = replace(
 )
 _world = replace(_small, size=48, vocab=600, dropout=0.0, scale_min=0.6, jitter=0.2, steps=2600, warmup=260)
 _parts = parts_of('vlrep.methods.virtex.method:virtex_', 'sizes initial build loss counts groups optimizer')
-_parts |= dict(capabilities='vlrep.methods.virtex.models:virtex_capabilities', seed_key='virtex head')
+_parts |= dict(capabilities='vlrep.methods.virtex.model:virtex_capabilities', seed_key='virtex head')
 _paper = 'VirTex (Desai and Johnson, 2021)'
 
 METHODS.add(
