@@ -8,19 +8,13 @@ __all__ = ['SMALL_CONCEPTS', 'VGG_CONCEPTS', 'ConceptRecipe', 'concept_photos']
 # %% ../../nbs/methods/02_concept_recipe.ipynb #c16ffa72
 from dataclasses import dataclass, replace
 
-from ..core.fields import Choice, Fraction, Int, UnitInterval
+from ..core.fields import Choice, Int, UnitInterval
 from vlrep.methods.recipe import (
+    BackboneFields,
     Batch,
-    Channels,
     Count,
-    Decay,
-    GradientNorm,
-    ImageSize,
     MethodRecipe,
-    Momentum,
-    OnOff,
     Rate,
-    ResNet,
     StepCount,
     TextRecipe,
     WarmUp,
@@ -38,11 +32,12 @@ _Schedule = Choice('cosine', 'steps')
 
 # %% ../../nbs/methods/02_concept_recipe.ipynb #30ed5c39
 @dataclass(frozen=True)
-class ConceptRecipe(TextRecipe):
-    "Fields shared by tag prediction and ICMLM, with the ICMLM paper's settings for ResNet-50"
+class ConceptRecipe(BackboneFields, TextRecipe):
+    """Fields shared by tag prediction and ICMLM, with the ICMLM paper's settings for ResNet-50
 
-    visual_depth: ResNet = 50  # Layers of the ResNet (supplement); 10 is the small one for the world
-    visual_width: Channels = 64  # Channels of its first stage
+    The shared fields have the values of the supplement (SGD) and of app. F.2 (`size`); views are not said.
+    """
+
     net: _Net = 'resnet'  # resnet, or vgg16 (sec. 4): add --backbone torchvision/vgg16
     parts: _Parts = 'nn_adj_vb'  # Nouns, and adjectives, and verbs (sec. 3.1)
     top_k: Count = 5000  # Number of words, the most frequent ones (tab. 4), or of clusters or topics; 0: all
@@ -52,11 +47,8 @@ class ConceptRecipe(TextRecipe):
     max_tokens: _Count = 25  # Most tokens of a caption that is read (sec. 4); for tag prediction words
     tag_head: _TagHead = 'mlp'  # Classifier of concepts: mlp for ResNet, conv for VGG16 (sec. 4), or linear
     tag_width: _Hidden = 0  # Its hidden width; 0: that of the grid (not said)
-    size: ImageSize = 224  # Side of the input images (app. F.2, of the evaluation)
-    scale_min: Fraction = 0.2  # Random crops keep at least this part of the area (not said)
     jitter: UnitInterval = 0.0  # Change of brightness, contrast, saturation; hue a quarter of it (not said)
     jitter_p: UnitInterval = 0.0  # How often colours are changed (not said)
-    flip_p: UnitInterval = 0.5  # How often images are mirrored, with left and right swapped in the words (not said)
     bs: Batch = 128  # Images a step (supplement)
     steps: StepCount = 100_000  # Steps (supplement)
     warmup: WarmUp = 0  # Steps of linear warm-up of the learning rate (none is mentioned)
@@ -64,10 +56,6 @@ class ConceptRecipe(TextRecipe):
     schedule: _Schedule = 'cosine'  # cosine for ResNet; steps for VGG16: a tenth after 80 and 90 % (supplement)
     cnn_lr: Rate = 0.03  # Peak learning rate of the backbone (supplement)
     lr: Rate = 0.03  # Peak learning rate of everything else (supplement)
-    momentum: Momentum = 0.9  # Of SGD (supplement); for radam its first beta
-    wd: Decay = 1e-4  # Weight decay (supplement)
-    clip: GradientNorm = 0.0  # Largest norm of the gradient; 0 for none (none is mentioned)
-    sync_bn: OnOff = False  # With several processes: BatchNorm over the images of all, or of each by itself
 
     def problems(self) -> 'Iterator[str]':
         "Reject ranges of caption length that are empty, and frozen stages of VGG16"

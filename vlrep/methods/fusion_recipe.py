@@ -20,7 +20,6 @@ from vlrep.methods.recipe import (
     Drop,
     GradientNorm,
     HeadCount,
-    ImageSize,
     Layers,
     Length,
     MethodRecipe,
@@ -124,7 +123,6 @@ class FusionRecipe(FusionInput):
     region_share: UnitInterval = 0.15  # Probability that a region is masked (sec. 2.5)
     region_zeroed: UnitInterval = 0.9  # Part of the masked regions whose features become zero (code; sec. 2.4: all)
     tie_mlm: bool = True  # MLM head: BERT's, tied to the word embeddings, or all new? ViLBERT's code: new
-    size: ImageSize = 224  # Side of the images, where regions are made from pixels
     scale_min: Fraction = 1.0  # Random crops keep at least this part of the area; regions are of whole images
     jitter: UnitInterval = 0.0  # Change of brightness, contrast, saturation; hue a quarter of it
     jitter_p: UnitInterval = 0.0  # How often colours are changed

@@ -7,7 +7,7 @@ __all__ = ['Task', 'Masking', 'ResNet', 'Channels', 'Width', 'Layers', 'HeadCoun
            'ImageSize', 'Batch', 'StepCount', 'WarmUp', 'Rate', 'Momentum', 'Decay', 'GradientNorm', 'Count', 'Weight',
            'Temperature', 'GroupSize', 'Grids', 'Seconds', 'Direction', 'LocNorm', 'LocScale', 'Render', 'Chunk',
            'Averaging', 'FrozenStages', 'StageDecay', 'OnOff', 'MemoryOrder', 'Compiled', 'TextForm', 'AtMost',
-           'SideWords', 'BertName', 'MethodRecipe', 'TextRecipe', 'photo_recipes']
+           'SideWords', 'BertName', 'ViewFields', 'BackboneFields', 'MethodRecipe', 'TextRecipe', 'photo_recipes']
 
 # %% ../../nbs/methods/00_recipe.ipynb #b87f02cc
 import re
@@ -79,7 +79,30 @@ AtMost = UnitInterval
 
 # %% ../../nbs/methods/00_recipe.ipynb #a06d964e
 @dataclass(frozen=True, kw_only=True)
-class MethodRecipe:
+class ViewFields:
+    "How images are cropped, coloured and mirrored in training, with VirTex's values (sec. 3; code)"
+
+    size: ImageSize = 224  # Side of the input images
+    scale_min: Fraction = 0.2  # Random crops keep at least this part of the area
+    jitter: UnitInterval = 0.4  # Largest change of brightness, contrast and saturation; hue changes a quarter of it
+    jitter_p: UnitInterval = 0.8  # Probability of a change of colours
+    flip_p: UnitInterval = 0.5  # Probability that an image is mirrored, with left and right swapped in its texts
+
+
+@dataclass(frozen=True, kw_only=True)
+class BackboneFields:
+    "A ResNet that is trained with SGD, with the values that the papers share"
+
+    visual_depth: ResNet = 50  # Layers of the ResNet, as in torchvision; 10 is the small one for the world
+    visual_width: Channels = 64  # Channels of its first stage; with 50 layers, 128 is R50 w2x
+    sync_bn: OnOff = False  # With several processes: BatchNorm over the images of all, or of each by itself
+    momentum: Momentum = 0.9  # Momentum of SGD; the first beta of RAdam
+    wd: Decay = 1e-4  # Weight decay
+    clip: GradientNorm = 0.0  # Largest norm of the gradient; 0 for none
+
+
+@dataclass(frozen=True, kw_only=True)
+class MethodRecipe(ViewFields):
     "Options that all methods share, off by default, and the checks of a recipe's fields against each other"
 
     ema: Averaging = 0.0  # Decay of the averaged weights, which are validated and kept; 0 for none

@@ -8,25 +8,21 @@ __all__ = ['PairLoss', 'CLIPRecipe', 'check_pairs']
 # %% ../../../nbs/methods/clip/10_recipe.ipynb #7c42ad5b
 from dataclasses import dataclass, replace
 
-from ...core.fields import Choice, Fraction, UnitInterval
+from ...core.fields import Choice
 from ..base import METHODS, Method, parts_of
 from vlrep.methods.recipe import (
+    BackboneFields,
     Batch,
-    Channels,
     Decay,
     Drop,
-    GradientNorm,
     HeadCount,
-    ImageSize,
     Init,
     Layers,
     Length,
     MethodRecipe,
-    Momentum,
     Norm,
     OnOff,
     Rate,
-    ResNet,
     StepCount,
     Temperature,
     TextRecipe,
@@ -42,15 +38,13 @@ PairLoss = Choice('softmax', 'sigmoid')
 
 
 @dataclass(frozen=True)
-class CLIPRecipe(TextRecipe):
+class CLIPRecipe(BackboneFields, TextRecipe):
     "Image-text contrast in LocTex's setting: R50, COCO's captions"
 
     loss: PairLoss = 'softmax'  # Of the pairs of a batch: softmax (CLIP, sec. 2.3) or sigmoid (SigLIP, eq. 1)
     temperature: Temperature = 0.07  # Initial temperature, which is learned (CLIP, sec. 2.5; SigLIP: 0.1)
     min_temperature: Temperature = 0.01  # Lowest temperature that is learned (CLIP, sec. 2.5)
     word_weight: Weight = 0.0  # Weight of the auxiliary word head (rare words weigh more), in training
-    visual_depth: ResNet = 50  # Layers of the ResNet; 10 is the small one for the world
-    visual_width: Channels = 64  # Channels of its first stage
     width: Width = 1024  # Of the text encoder, and of the joint space
     depth: Layers = 4  # Its layers
     heads: HeadCount = 0  # Its attention heads; 0 means width/64
@@ -59,11 +53,6 @@ class CLIPRecipe(TextRecipe):
     init: Init = '0.02'  # Standard deviation of its initial weights, or 'fan_in'
     vocab: Vocab = 10000  # Tokens
     max_len: Length = 30  # Longest caption in tokens
-    size: ImageSize = 224  # Side of the input images
-    scale_min: Fraction = 0.2  # Random crops keep at least this part of the area
-    jitter: UnitInterval = 0.4  # Most change of brightness, contrast and saturation; hue a quarter of it
-    jitter_p: UnitInterval = 0.8  # How often colours are changed
-    flip_p: UnitInterval = 0.5  # How often images are mirrored, with left and right swapped in the caption
     bs: Batch = 1024  # Pairs per step
     steps: StepCount = 69_300  # Steps: 600 epochs of COCO's 118,287 images
     warmup: WarmUp = 2_310  # Steps of linear warm-up, 20 epochs, then a cosine down to 0
@@ -71,9 +60,7 @@ class CLIPRecipe(TextRecipe):
     text_lr: Rate = 0.002  # Peak learning rate of the text encoder
     lr: Rate = 0.4  # Peak learning rate of the linear heads
     scale_lr: Rate = 0.01  # Peak learning rate of temperature and bias: at that of the heads they diverge
-    momentum: Momentum = 0.9  # Of SGD
     wd: Decay = 1e-4  # Weight decay, of everything but temperature and bias
-    clip: GradientNorm = 0.0  # Largest norm of the gradient; 0 for none
     sync_bn: OnOff = True  # With several processes: BatchNorm over the images of all, or of each
     local_loss: OnOff = True  # With several processes: each compares its own pairs with all, or all with all
 

@@ -8,31 +8,25 @@ __all__ = ['LocTexLosses', 'LocTexRecipe']
 # %% ../../../nbs/methods/loctex/10_recipe.ipynb #c1e9b16e
 from dataclasses import dataclass, replace
 
-from ...core.fields import Fraction, UnitInterval
 from ..base import METHODS, Method, parts_of
 from vlrep.methods.recipe import (
+    BackboneFields,
     Batch,
-    Channels,
-    Decay,
     Direction,
     Drop,
-    GradientNorm,
     Grids,
     GroupSize,
     HeadCount,
-    ImageSize,
     Init,
     Layers,
     Length,
     LocNorm,
     LocScale,
     MethodRecipe,
-    Momentum,
     Norm,
     OnOff,
     Rate,
     Render,
-    ResNet,
     Seconds,
     StepCount,
     Temperature,
@@ -46,8 +40,12 @@ from vlrep.methods.recipe import (
 
 # %% ../../../nbs/methods/loctex/10_recipe.ipynb #5f3a1c07
 @dataclass(frozen=True)
-class LocTexLosses(TextRecipe):
-    "The two losses of LocTex, and the traces that supervise the second"
+class LocTexLosses(BackboneFields, TextRecipe):
+    """The two losses of LocTex, and the traces that supervise the second
+
+    The shared fields have the values of sec. 3.2 (ResNet-50) and 3.5 (SGD, mirroring); views as in
+    VirTex (not said).
+    """
 
     contrast: Weight = 1.0  # Weight of the contrastive loss; 0 leaves it out (sec. 3.5; tab. 4)
     localise: Weight = 1.0  # Weight of the localisation loss; 0 leaves it out (sec. 3.5; tab. 4)
@@ -72,8 +70,6 @@ class LocTexLosses(TextRecipe):
 class LocTexRecipe(LocTexLosses):
     "The setting of the LocTex paper: R50, COCO's narratives, 8 GPUs with 128 pairs each"
 
-    visual_depth: ResNet = 50  # Layers of the ResNet (sec. 3.2); 10 is the small one for the world
-    visual_width: Channels = 64  # Channels of its first stage
     width: Width = 1024  # Of the text encoder (sec. 3.2), and of the joint spaces (sec. 3.3)
     depth: Layers = 4  # Its layers (sec. 3.2)
     heads: HeadCount = 0  # Its attention heads; 0 means width/64, which is 16 (sec. 3.2)
@@ -82,20 +78,12 @@ class LocTexRecipe(LocTexLosses):
     init: Init = '0.02'  # Standard deviation of its initial weights (not said; as VirTex), or 'fan_in'
     vocab: Vocab = 10000  # Tokens (sec. 3.2)
     max_len: Length = 60  # Longest text in tokens; longer ones are cropped at random (sec. 3.5)
-    size: ImageSize = 224  # Side of the input images (sec. 3.4)
-    scale_min: Fraction = 0.2  # Random crops keep at least this part of the area (not said; as VirTex)
-    jitter: UnitInterval = 0.4  # Change of brightness, contrast, saturation; hue a quarter of it (not said; as VirTex)
-    jitter_p: UnitInterval = 0.8  # How often colours are changed (not said; as VirTex)
-    flip_p: UnitInterval = 0.5  # How often images are mirrored, with trace and words (sec. 3.5)
     bs: Batch = 1024  # Pairs a step, 128 on each of 8 GPUs (sec. 3.5)
     steps: StepCount = 69_300  # Steps: 600 epochs of COCO's 118,287 images (sec. 3.5)
     warmup: WarmUp = 2_310  # Steps of linear warm-up, 20 epochs, then a cosine down to 0 (sec. 3.5)
     cnn_lr: Rate = 0.4  # Peak learning rate of the backbone (sec. 3.5)
     text_lr: Rate = 0.002  # Peak learning rate of the text encoder (sec. 3.5)
     lr: Rate = 0.4  # Peak learning rate of all linear heads (sec. 3.5)
-    momentum: Momentum = 0.9  # Of SGD (sec. 3.5)
-    wd: Decay = 1e-4  # Weight decay, of everything (sec. 3.5)
-    clip: GradientNorm = 0.0  # Largest norm of the gradient; 0 for none (none is mentioned)
 
     def problems(self) -> 'Iterator[str]':
         "Reject recipes without a loss, and pairs without negatives"

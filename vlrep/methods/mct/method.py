@@ -20,9 +20,9 @@ from ...data.transforms import EvalTransform, TrainTransform
 from ...losses.queue import queue_hinge, queue_nce, shared_tags, tag_nce
 from ..base import METHODS
 from ..learner import caption_sizes, make_learner, recipe_text_encoder
+from .collate import HeldOutViews, TwoViews
 from .model import DualEncoder, projection_heads
 from .recipe import MCTRecipe
-from .collate import HeldOutViews, TwoViews
 from ..word_head import loader_idf, word_term
 from ...models.bert import make_bert, small_config
 from ...models.bert_model import Bert, BertConfig

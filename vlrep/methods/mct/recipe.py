@@ -14,24 +14,19 @@ from typing import Annotated
 from ...core.fields import Choice, Fraction, Int, UnitInterval
 from ..base import METHODS, Method, parts_of
 from vlrep.methods.recipe import (
+    BackboneFields,
     Batch,
     BertName,
-    Channels,
-    Decay,
     Drop,
-    GradientNorm,
     GroupSize,
     HeadCount,
-    ImageSize,
     Init,
     Layers,
     Length,
     MethodRecipe,
-    Momentum,
     Norm,
     OnOff,
     Rate,
-    ResNet,
     StepCount,
     Temperature,
     TextRecipe,
@@ -65,7 +60,7 @@ ParaphraseFile = Annotated[str, _Lines()]
 
 # %% ../../../nbs/methods/mct/10_recipe.ipynb #1091b3d7
 @dataclass(frozen=True)
-class MCTLosses(TextRecipe):
+class MCTLosses(BackboneFields, TextRecipe):
     "The losses of MCT, their positives and negatives"
 
     ii: Weight = 1.0  # Weight of the contrast of two views of an image; 0 leaves it out (sec. 3.1)
@@ -115,18 +110,16 @@ class MCTViews(MCTLosses):
     grey_p: UnitInterval = 0.2  # How often a view loses its colours (as MoCo v2)
     blur_p: UnitInterval = 0.5  # How often a view is blurred (as MoCo v2)
     blur_max: Fraction = 0.009  # Largest standard deviation of the blur, as part of the side: 2 pixels of 224
+    sync_bn: OnOff = False  # BatchNorm over the images of all processes; then there are no groups
     virtual_batch_size: GroupSize = 64  # BatchNorm is over this number of images, as on one of 8 GPUs; 0: all of a
     # process
     shuffle_bn: bool = True  # Shuffle images before keys are normalised (ShuffleBN, as MoCo)
-    sync_bn: OnOff = False  # BatchNorm over the images of all processes; then there are no groups
 
 
 @dataclass(frozen=True)
 class MCTNetworks(MCTViews):
     "The two towers and their heads"
 
-    visual_depth: ResNet = 50  # Layers of the ResNet (sec. 4.1); 10 is the small one for the world
-    visual_width: Channels = 64  # Channels of its first stage
     projections: HeadSharing = 'separate'  # Heads of their own for each pair of losses (sec. 3.2), or unified
     intra_width: Width = 128  # Width in which images, and texts, are compared (sec. 4.1)
     inter_width: Width = 1024  # Width in which images are compared with texts (sec. 4.1)
@@ -144,22 +137,17 @@ class MCTNetworks(MCTViews):
 # %% ../../../nbs/methods/mct/10_recipe.ipynb #0228f67b
 @dataclass(frozen=True)
 class MCTRecipe(MCTNetworks):
-    "The setting of the MCT paper: R50, COCO, 8 GPUs with 64 images each"
+    """The setting of the MCT paper: R50, COCO, 8 GPUs with 64 images each
 
-    size: ImageSize = 224  # Side of the input images
-    scale_min: Fraction = 0.2  # Random crops keep at least this part of the area (as MoCo)
-    jitter: UnitInterval = 0.4  # Change of brightness, contrast, saturation; hue a quarter of it (as MoCo v2)
-    jitter_p: UnitInterval = 0.8  # How often colours are changed (as MoCo v2)
-    flip_p: UnitInterval = 0.5  # How often views are mirrored (as MoCo)
+    The shared fields have the values of sec. 4.1 (ResNet-50, SGD) and of MoCo v2 (views).
+    """
+
     bs: Batch = 512  # Images a step (sec. 4.1)
     steps: StepCount = 46_200  # Steps: 200 epochs of COCO's 118,287 images (sec. 4.1)
     warmup: WarmUp = 0  # Steps of linear warm-up (none is mentioned), then a cosine down to 0
     cnn_lr: Rate = 0.03  # Peak learning rate of the backbone (sec. 4.1)
     lr: Rate = 0.03  # Peak learning rate of the heads of images (as the backbone)
     text_lr: Rate = 4e-5  # Peak learning rate of the text encoder and its heads (sec. 4.1)
-    momentum: Momentum = 0.9  # Of SGD (sec. 4.1)
-    wd: Decay = 1e-4  # Weight decay, of everything (sec. 4.1)
-    clip: GradientNorm = 0.0  # Largest norm of the gradient; 0 for none (none is mentioned)
 
     def problems(self) -> 'Iterator[str]':
         "Reject recipes without a loss, queues no longer than a batch, and towers that no loss trains"

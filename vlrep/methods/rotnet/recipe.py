@@ -8,19 +8,14 @@ __all__ = ['RotNetRecipe']
 # %% ../../../nbs/methods/rotnet/10_recipe.ipynb #1a7a29ea
 from dataclasses import dataclass, replace
 
-from ...core.fields import Choice, Fraction, Int, UnitInterval
+from ...core.fields import Choice, Int, UnitInterval
 from ..base import METHODS, Method, parts_of
 from vlrep.methods.recipe import (
+    BackboneFields,
     Batch,
-    Channels,
     Decay,
-    GradientNorm,
-    ImageSize,
     MethodRecipe,
-    Momentum,
-    OnOff,
     Rate,
-    ResNet,
     StepCount,
     WarmUp,
 )
@@ -34,19 +29,18 @@ _Schedule = Choice('cosine', 'steps')
 
 
 @dataclass(frozen=True)
-class RotNetRecipe(MethodRecipe):
-    "RotNet with VGG16, as the first stage of ICMLM's paper"
+class RotNetRecipe(BackboneFields, MethodRecipe):
+    """RotNet with VGG16, as the first stage of ICMLM's paper
 
-    visual_depth: ResNet = 50  # Layers of the ResNet, where net is resnet; 10 is the small one for the world
-    visual_width: Channels = 64  # Channels of its first stage
+    Of the shared fields, `size` is that of the evaluation (app. F.2) and `flip_p` that of the code of RotNet; crops are
+    not said.
+    """
+
     net: _Net = 'vgg16'  # vgg16 (sec. 4): add --backbone torchvision/vgg16; or resnet
     head: _Head = 'conv'  # Classifier of rotations on the grid: conv, mlp or linear (not said)
     head_width: _Hidden = 0  # Its hidden width; 0: that of the grid (not said)
-    size: ImageSize = 224  # Side of the input images (app. F.2, of the evaluation)
-    scale_min: Fraction = 0.2  # Random crops keep at least this part of the area (not said)
     jitter: UnitInterval = 0.0  # Change of brightness, contrast, saturation; hue a quarter of it (not said)
     jitter_p: UnitInterval = 0.0  # How often colours are changed (not said)
-    flip_p: UnitInterval = 0.5  # How often images are mirrored (as RotNet's code)
     bs: Batch = 128  # Images a step, each in four rotations (supplement)
     steps: StepCount = 120_000  # Steps (supplement)
     warmup: WarmUp = 0  # Steps of linear warm-up of the learning rate (none is mentioned)
@@ -54,10 +48,7 @@ class RotNetRecipe(MethodRecipe):
     schedule: _Schedule = 'steps'  # steps: a tenth after 5/6 and 11/12 of the steps (supplement); or cosine
     cnn_lr: Rate = 1e-3  # Peak learning rate of the backbone (supplement)
     lr: Rate = 1e-3  # Peak learning rate of the classifier (supplement)
-    momentum: Momentum = 0.9  # Of SGD; for radam its first beta (not said)
     wd: Decay = 1e-5  # Weight decay (supplement)
-    clip: GradientNorm = 0.0  # Largest norm of the gradient; 0 for none (none is mentioned)
-    sync_bn: OnOff = False  # With several processes: BatchNorm over the images of all, or of each by itself
 
     def problems(self) -> 'Iterator[str]':
         "Reject frozen stages of VGG16, which are not defined"

@@ -8,17 +8,14 @@ __all__ = ['SupervisedRecipe']
 # %% ../../../nbs/methods/supervised/10_recipe.ipynb #d40a4cd7
 from dataclasses import dataclass
 
-from ...core.fields import Fraction, UnitInterval
 from ..base import METHODS, Method, parts_of
 from vlrep.methods.recipe import (
+    BackboneFields,
     Batch,
     Channels,
-    Decay,
     GradientNorm,
     ImageSize,
     MethodRecipe,
-    Momentum,
-    OnOff,
     Rate,
     ResNet,
     StepCount,
@@ -27,26 +24,18 @@ from vlrep.methods.recipe import (
 
 # %% ../../../nbs/methods/supervised/10_recipe.ipynb #009c5d61
 @dataclass(frozen=True)
-class SupervisedRecipe(MethodRecipe):
+class SupervisedRecipe(BackboneFields, MethodRecipe):
     "Classification with several labels, for the world: 48 pixels; beside a run it has that run's views and steps"
 
     visual_depth: ResNet = 10  # Layers of the ResNet: 10 is the small one, 18 to 152 as torchvision
     visual_width: Channels = 16  # Channels of its first stage
     size: ImageSize = 48  # Side of the input images
-    scale_min: Fraction = 0.2  # Random crops keep at least this part of the area (as VirTex sec. 3)
-    jitter: UnitInterval = 0.4  # Most change of brightness, contrast and saturation; hue a quarter of it (as virtex
-    # code)
-    jitter_p: UnitInterval = 0.8  # How often colours are changed (as virtex code)
-    flip_p: UnitInterval = 0.5  # How often images are mirrored (as VirTex sec. 3)
     bs: Batch = 64  # Images a step
     steps: StepCount = 2500  # Steps
     warmup: WarmUp = 250  # Steps of linear warm-up, then a cosine down to 0
     cnn_lr: Rate = 0.5  # Peak learning rate of the backbone
     lr: Rate = 0.5  # Peak learning rate of the classifier
-    momentum: Momentum = 0.9  # Of SGD (as VirTex sec. 3)
-    wd: Decay = 1e-4  # Weight decay (as VirTex sec. 3)
     clip: GradientNorm = 1.0  # Largest norm of the gradient, 0 for none; 10, as in the virtex code, is unstable here
-    sync_bn: OnOff = False  # With several processes: BatchNorm over the images of all, or of each by itself
 
 # %% ../../../nbs/methods/supervised/10_recipe.ipynb #7e0e6e19
 METHODS.add(

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ...data.masking import caption_uniform, mask_tokens, sequence_mask
 from ...losses.cross_entropy import chunked_nll
-from ..word_head import BagOfWordsHead, idf, idf_weights, words_in
+from ..word_head import BagOfWordsHead, idf_weights, words_in
 from ...models.decoding import Cached, attention, decode
 from ...models.text_decoder import CaptionEmbedding, Decoder, Packing, init_weights, reverse_captions
 from ...training.distributed import current_dist

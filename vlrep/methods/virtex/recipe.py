@@ -8,28 +8,25 @@ __all__ = ['WordHead', 'Parallel', 'VirTexRecipe']
 # %% ../../../nbs/methods/virtex/10_recipe.ipynb #21dc6af9
 from dataclasses import dataclass, replace
 
-from ...core.fields import Fraction, UnitInterval
+from ...core.fields import UnitInterval
 from ..base import METHODS, Method, parts_of
 from vlrep.methods.recipe import (
+    BackboneFields,
     Batch,
-    Channels,
     Chunk,
     Count,
     Decay,
     Drop,
     GradientNorm,
     HeadCount,
-    ImageSize,
     Init,
     Layers,
     Length,
     Masking,
     MethodRecipe,
-    Momentum,
     Norm,
     OnOff,
     Rate,
-    ResNet,
     StepCount,
     Task,
     TextRecipe,
@@ -46,13 +43,11 @@ Parallel = UnitInterval
 
 
 @dataclass(frozen=True)
-class VirTexRecipe(TextRecipe):
+class VirTexRecipe(BackboneFields, TextRecipe):
     "The base model of the VirTex paper, R50 with one layer of width 1024"
 
     task: Task = 'bicaption'  # Pretext task: bicaption, forward, token_cls, multilabel (sec. 4.2) or masked_lm (code)
     masking: Masking = 'virtex'  # How masked_lm chooses masked tokens: virtex (code), or bert
-    visual_depth: ResNet = 50  # Layers of the ResNet, as torchvision; 10 is the small one for the world (sec. 3)
-    visual_width: Channels = 64  # Channels of its first stage; 128 with depth 50 is the paper's R50 w2x
     width: Width = 1024  # Hidden size H of the decoders (sec. 3; tab. 2 varies it)
     depth: Layers = 1  # Their layers L (tab. 2 varies it)
     heads: HeadCount = 0  # Attention heads; 0 means width/64 (sec. 3)
@@ -61,22 +56,15 @@ class VirTexRecipe(TextRecipe):
     init: Init = '0.02'  # Standard deviation of the textual head's weights (code), or 'fan_in' for small widths
     vocab: Vocab = 10000  # Tokens, special ones included (sec. 3)
     max_len: Length = 30  # Longest caption in tokens, [SOS] and [EOS] included (code)
-    size: ImageSize = 224  # Side of the input images (sec. 3)
-    scale_min: Fraction = 0.2  # Random crops keep at least this part of the area (sec. 3)
-    jitter: UnitInterval = 0.4  # Most change of brightness, contrast and saturation; hue a quarter of it (sec. 3; code)
-    jitter_p: UnitInterval = 0.8  # How often colours are changed (code)
-    flip_p: UnitInterval = 0.5  # How often images are mirrored, with left and right swapped in the caption (sec. 3)
     bs: Batch = 256  # Images a step (sec. 3)
     steps: StepCount = 500_000  # Steps (sec. 3)
     warmup: WarmUp = 10_000  # Steps of linear warm-up, then a cosine down to 0 (sec. 3)
     cnn_lr: Rate = 0.2  # Peak learning rate of the backbone (sec. 3)
     lr: Rate = 1e-3  # Peak learning rate of everything else (sec. 3)
-    momentum: Momentum = 0.9  # Of SGD (sec. 3)
     wd: Decay = 1e-4  # Weight decay, none for LayerNorms and biases of embedding and decoders (sec. 3)
     lookahead_k: Count = 5  # Lookahead's steps; 0 for none (sec. 3)
     lookahead_alpha: UnitInterval = 0.5  # Lookahead's share (sec. 3)
     clip: GradientNorm = 10.0  # Largest norm of the gradient; 0 for none (code)
-    sync_bn: OnOff = False  # With several processes: BatchNorm over the images of all, or of each by itself
     logit_chunk: Chunk = 0  # Words whose scores over the vocabulary are in memory at a time; 0 for all
     idf: OnOff = False  # token_cls: rare words get a larger share of the target (SuperClass, eq. 3)
     word_weight: WordHead = 0.0  # Tasks with a decoder: weight of the auxiliary word head (rare words weigh more)
