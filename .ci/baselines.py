@@ -33,7 +33,8 @@ def trained(recipe, seed, folder):
     ]
     if not (folder / 'result.jsonl').exists():
         pretrain(
-            run_spec('tags', changes, data='world', name='world', seed=seed, precision='fp32', threads=1), out=folder
+            run_spec('supervised', changes, data='world', name='world', seed=seed, precision='fp32', threads=1),
+            out=folder,
         )
     return read_json(folder / 'result.jsonl')
 

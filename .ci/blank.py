@@ -35,7 +35,7 @@ def is_stub(c):
     return c['cell_type'] == 'code' and bool(STUB.search(text(c['source'])))
 
 
-def counterpart(nb):
+def without_solutions(nb):
     "A chapter without its solutions"
     cells = []
     inside = False
@@ -104,7 +104,7 @@ def main(folder=TWINS):
     "Write the twins; those that were worked on stay as they are"
     folder.mkdir(exist_ok=True)
     for p in chapters():
-        new = dumped(moved(counterpart(json.loads(p.read_text(encoding='utf-8')))))
+        new = dumped(moved(without_solutions(json.loads(p.read_text(encoding='utf-8')))))
         to = folder / p.name
         mark = folder / f'.{p.stem}'  # the digest of what was written here last
         if to.exists() and not (mark.exists() and digest(to.read_text(encoding='utf-8')) == mark.read_text()):

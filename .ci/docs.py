@@ -427,7 +427,7 @@ def generate(src):
         (src / 'notebooks' / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / 'nbs' / name, src / 'notebooks' / name)
         if name in TWINNED:
-            write(src / 'notebooks' / twin_name(name), blank.dumped(blank.counterpart(nb)))
+            write(src / 'notebooks' / twin_name(name), blank.dumped(blank.without_solutions(nb)))
     write(src / '_static/vlrep.css', (Path(__file__).parent / 'docs.css').read_text(encoding='utf-8'))
     return docs_reference.names(mods)
 

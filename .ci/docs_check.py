@@ -9,7 +9,7 @@ from urllib.parse import unquote, urlsplit
 BY_TAG = dict(
     script={'src'},
     link={'href'},
-    images={'src', 'srcset'},
+    img={'src', 'srcset'},
     iframe={'src'},
     source={'src', 'srcset'},
     video={'src', 'poster'},

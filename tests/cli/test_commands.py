@@ -203,7 +203,7 @@ WRONG = {
     'pretrain --precision fp61': "precision 'fp61': did you mean 'fp16'",
     'pretrain --data flickr8k': '--root',
     'pretrain --data flickr8k --root nowhere': 'nowhere',
-    'pretrain --method supervised --data flickr8k': 'tags',
+    'pretrain --method supervised --data flickr8k': 'categories',
     'pretrain --method multilabel --data flickr8k': 'labels',
     'pretrain --set task=forward': '--method',
     'pretrain --set lr=-1': 'lr=-1.0: must be from 0',
@@ -273,7 +273,7 @@ def test_damaged_photos_are_replaced_left_out_and_counted(tmp_path, capsys):
     assert any('1 of' in s and 'no caption' in s and mute.name in s for s in text) and any(
         torn[0].name in s for s in text
     )
-    assert list(num['damaged']) == [torn[0].name] or any(s.startswith('left out') for s in text)
+    assert list(num['corrupt']) == [torn[0].name] or any(s.startswith('left out') for s in text)
     assert math.isfinite(num['right']) and num['duplicates'] is not None
     for p in sorted((photos / 'Images').iterdir())[::2]:
         p.write_bytes(b'')
@@ -331,7 +331,7 @@ def test_photos_in_other_layouts_are_trained_on_and_judged(data, tmp_path, capsy
 def test_a_run_without_text_cannot_caption(capsys, tmp_path):
     out = pretrain(
         run_spec(
-            'tags',
+            'supervised',
             [
                 'scenes=64',
                 'valid=32',
@@ -344,7 +344,7 @@ def test_a_run_without_text_cannot_caption(capsys, tmp_path):
                 'bs=16',
             ],
         ),
-        out=tmp_path / 'tags',
+        out=tmp_path / 'supervised',
         log=lambda s: None,
     )
     good = tmp_path / 'good.png'

@@ -41,10 +41,10 @@ def drawn(): made.update(a=world('train', 40, size=32), b=world('test', 24, size
 stage('world', drawn)
 a,b = made['a'],made['b']
 x,y = torch.randn(60, 8, generator=torch.Generator().manual_seed(0)),torch.arange(60)%3
-tok = Tokenizer.train(a.captions.flat(), vocab=300)
+tokenizer = Tokenizer.train(a.captions.flat(), vocab=300)
 small = dict(size=32, steps=2, warmup=1, width=32, heads=2, visual_width=8, bs=16, vocab=300)
 rec = replace(get_recipe('virtex', 'world'), **small)
-def trained(): made['learn'] = train_on(METHODS['virtex'], rec, dict(train=a, valid=b), 'world', tok,
+def trained(): made['learn'] = train_on(METHODS['virtex'], rec, dict(train=a, valid=b), 'world', tokenizer,
                                         log=lambda s: None)
 stage('training', trained)
 model = made['learn'].model
@@ -64,7 +64,7 @@ stage('writing', lambda: write_captions(m, b, bs=16))
 stage('losses', lambda: caption_nll(model, made['learn'].loss_func.loss, m, b, range(len(b))))
 stage('duplicates', lambda: duplicates(a, world('test', 24, size=32)))
 stage('readable', lambda: readable(b))
-stage('overfit', lambda: overfit(METHODS['virtex'], rec, dict(train=a), tok=tok, log=lambda s: None, steps=3))
+stage('overfit', lambda: overfit(METHODS['virtex'], rec, dict(train=a), tokenizer=tokenizer, log=lambda s: None, steps=3))
 """
 
 

@@ -73,7 +73,7 @@ def words(at, out, *more):
         at / 'photos.csv',
         '--out',
         out,
-        '--there',
+        '--forward-model',
         f'{at}/en-{{via}}',
         '--back',
         f'{at}/{{via}}-en',

@@ -109,7 +109,7 @@ def test_a_picture_of_too_many_pixels_is_refused(tmp_path):
     Image.MAX_IMAGE_PIXELS = None
     try:
         assert 'more than 64 million' in str(
-            pytest.raises(CorruptImage, open_image, tmp_path / 'x.png', most=64e6 - 1).value
+            pytest.raises(CorruptImage, open_image, tmp_path / 'x.png', max_pixels=64e6 - 1).value
         )
     finally:
         Image.MAX_IMAGE_PIXELS = old
@@ -155,7 +155,7 @@ def test_two_damaged_photos_of_eighty_are_within_the_limit(photos, tmp_path, cap
     for name in trained_on(photos)[1].ids[:2]:
         (photos / 'Images' / name).write_bytes(b'')
     out = pretrain(run_spec('token_cls', TINY, data='flickr8k', root=photos), out=tmp_path / 'run', log=lambda s: None)
-    assert len(load(out).results()[-1]['numbers']['damaged']) == 2
+    assert len(load(out).results()[-1]['numbers']['corrupt']) == 2
     words = [
         'pretrain',
         '--method',
@@ -449,7 +449,7 @@ def built(opened, tmp_path):
     return tmp_path / 'run'
 
 
-@pytest.mark.parametrize('method', ['tags', 'virtex'])
+@pytest.mark.parametrize('method', ['supervised', 'virtex'])
 def test_scalars_in_place_of_weights_are_refused_by_name(method, tmp_path):
     "Every kind of tensor of a run as a number without dimensions: one error that names the run, never a traceback"
     run = build(tmp_path / 'run', method)

@@ -56,16 +56,16 @@ def gpu(monkeypatch):
 def test_memory_of_a_gpu_leaves_out_what_others_hold(gpu):
     "500 bytes are held at the start, 70 of them by this learner, and 900 at the peak: its steps took 470"
 
-    class Held:
+    class Steps:
         device = 'cuda'
 
         def run(self, n):
             return [0.0] * n
 
-        def held(self):
+        def optimiser_bytes(self):
             return 70
 
-    assert b._step_memory(Held(), 2) == ([0.0, 0.0], 470)
+    assert b._step_memory(Steps(), 2) == ([0.0, 0.0], 470)
     assert gpu == [
         'reset_peak_memory_stats',
         'max_memory_allocated',

@@ -38,7 +38,7 @@ FIRST = 13
 
 
 def go(out, log=quiet, **runtime):
-    return pretrain(run_spec('tags', TWENTY_STEPS, threads=1), Runtime(**runtime), out, log)
+    return pretrain(run_spec('supervised', TWENTY_STEPS, threads=1), Runtime(**runtime), out, log)
 
 
 def again(run, changes=(), log=quiet, **how):
@@ -467,7 +467,7 @@ def test_a_disk_full_while_an_evaluation_is_noted_keeps_earlier_lines(run, quick
     log = run / 'evaluations.jsonl'
     log.write_text('{"on": "world"}\n{"on": "wor')
     old = log.read_text()
-    row = dict(question='objects', metric='mAP', backbone='tags', n=1, chance=0.0, value=1.0, low=0.0, high=2.0)
+    row = dict(question='objects', metric='mAP', backbone='supervised', n=1, chance=0.0, value=1.0, low=0.0, high=2.0)
     monkeypatch.setitem(EVALUATIONS, 'world', replace(EVALUATIONS['world'], run=lambda wanted: [row]))
 
     def full(self, data):

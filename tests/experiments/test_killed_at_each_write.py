@@ -75,7 +75,7 @@ def test_pretraining_killed_at_any_write_resumes_to_the_same_bits(quick, tmp_pat
     "The same for pretraining"
 
     def begin(out):
-        return pretrain(run_spec('tags', [*TWENTY_STEPS, 'scenes=100', 'steps=4'], threads=1), out=out, log=quiet)
+        return pretrain(run_spec('supervised', [*TWENTY_STEPS, 'scenes=100', 'steps=4'], threads=1), out=out, log=quiet)
 
     whole = begin(tmp_path / 'whole')
     k = 0

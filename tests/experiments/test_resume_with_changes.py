@@ -175,7 +175,7 @@ import sys
 from vlrep.experiments import commands
 class Quick:
     def check(self, root, **kw): return kw
-    def ask(self, context, **kw):
+    def evaluate(self, context, **kw):
         return [dict(question='q', metric='m', backbone='b', n=1, chance=0., value=1., low=1., high=1.)]
 commands.EVALUATIONS['quick'] = Quick()
 commands.open_run = lambda run, which, **kw: None

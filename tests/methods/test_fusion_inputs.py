@@ -330,15 +330,15 @@ def test_a_changed_store_may_be_excused(tmp_path, monkeypatch):
 
 def test_resume_with_changed_texts_is_refused(tmp_path, monkeypatch):
     "Captions that were written to a file"
-    text = tmp_path / 'said.jsonl'
+    file = tmp_path / 'written.jsonl'
 
     def write(text):
         ids = [i for part, n in (('train', 24), ('valid', 8)) for i in world(part, n, size=32).ids]
-        text.write_text(''.join(json.dumps(dict(image=f'{i}-twin', caption=text)) + '\n' for i in ids))
+        file.write_text(''.join(json.dumps(dict(image=f'{i}-twin', caption=text)) + '\n' for i in ids))
 
     write('a red car on the beach')
     grid = ['regions=grid', 'region_model=given', 'cache_regions=false', 'mim=off', 'aux_scenes=0', 'source=generated']
-    run = begun(tmp_path / 'run', [*grid, f'generated={text}'], monkeypatch)
+    run = begun(tmp_path / 'run', [*grid, f'generated={file}'], monkeypatch)
     write('a blue car on the beach')
     with pytest.raises(ValueError, match='generated of train: was'):
         resume_run(run, log=quiet)

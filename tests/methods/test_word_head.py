@@ -136,6 +136,6 @@ def test_the_rarity_of_words_is_counted_in_the_texts_that_are_read(source, names
     )
     tokenizer = METHODS['loctex'].train_tokenizer(recipe, data)
     dls = loaders(data, data, collate=METHODS['loctex'].collator(recipe, tokenizer), size=32, bs=8, device='cpu')
-    idf = make_learner(METHODS['loctex'], recipe, dls, precision='fp32').model.word_idf
+    weights = make_learner(METHODS['loctex'], recipe, dls, precision='fp32').model.word_idf
     texts = {'captions': data.captions, 'narratives': names and data.narratives.texts()}[source]
-    torch.testing.assert_close(idf, idf(texts.flat(), tokenizer), rtol=0, atol=0)
+    torch.testing.assert_close(weights, idf(texts.flat(), tokenizer), rtol=0, atol=0)

@@ -54,7 +54,7 @@ METRICS = [
     (ranking.bootstrap, ([],), 'n: '),
     (ranking.bootstrap, ([nan],), 'stat: holds NaN'),
     (ranking.bootstrap, (lambda w: w.sum(1) * nan, 3), (nan, nan)),
-    (ranking.caption_nouns, ([], []), dict(precision=0, recall=0, both=0, said=0, there=0, n=0)),
+    (ranking.caption_nouns, ([], []), dict(precision=0, recall=0, both=0, predicted=0, present=0, n=0)),
     (retrieval.retrieval_ranks, (torch.ones(1, 2), torch.ones(1, 2), one), 'images: 1 of them'),
     (retrieval.retrieval_ranks, (torch.full((2, 2), nan), torch.ones(2, 2), torch.arange(2)), 'images: hold values'),
     (retrieval.chance_recall, ([], 3, 1), 'right: not a single'),

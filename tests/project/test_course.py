@@ -369,7 +369,7 @@ def bodies(src):
 
 def leaks(blank, nb):
     "What of the solutions a chapter's twin still has, and what it needs of them, as lines"
-    counterpart = blank.counterpart(nb)
+    counterpart = blank.without_solutions(nb)
     left = {b for src in code(counterpart) for b in bodies(src)}
     present = set().union(*map(bound, code(counterpart)))
     needed = set().union(*(used(symtable.symtable(src, '', 'exec')) for src in code(counterpart)))
@@ -390,7 +390,7 @@ def leaks(blank, nb):
 @pytest.mark.parametrize('path', CHAPTERS, ids=lambda p: p.stem)
 def test_a_blank_chapter_has_no_solution(blank, path):
     nb = load(path)
-    counterpart = blank.counterpart(nb)
+    counterpart = blank.without_solutions(nb)
     assert not list(leaks(blank, nb))
     stubs = sum(map(blank.is_stub, counterpart['cells']))
     solved = sum(map(blank.is_solution, nb['cells']))
@@ -411,7 +411,7 @@ def test_make_blank_keeps_what_was_worked_on(blank, tmp_path, capsys):
     "Links and files are found from the twins' folder; what was worked on is kept"
     folder = ROOT / '_course'
     for p in CHAPTERS:
-        nb = blank.moved(blank.counterpart(load(p)))
+        nb = blank.moved(blank.without_solutions(load(p)))
         src = '\n'.join(text(c['source']) for c in nb['cells'] if c['cell_type'] == 'markdown')
         for l in re.findall(r'\]\(([^)#\s]+)\)', src):
             to = (folder / l).resolve()

@@ -215,7 +215,7 @@ def test_every_check_on_learning_is_in_the_matrix(ci):
     "A cell that calls `check_learning` begins with `#| learns`"
     robust = ci('robust')
     books = [p for p in (robust.ROOT / 'nbs').rglob('*.ipynb') if '.ipynb_checkpoints' not in p.parts]
-    calls = [(p.stem, c) for p in books for c in robust.cells(p) if re.search(r'^ *learned\(', c, re.M)]
+    calls = [(p.stem, c) for p in books for c in robust.cells(p) if re.search(r'^ *check_learning\(', c, re.M)]
     assert calls and not [(name, c[:80]) for name, c in calls if not robust.learns(c) and 'expect_fail' not in c]
 
 

@@ -242,7 +242,7 @@ def test_many_visible_checks_are_seen():
 MODEL = re.compile(r'(^|[._])(model|body)$')
 # a word of the log
 ASKED = {
-    ('training.momentum', 'follow'),
+    ('training.momentum', 'momentum_update'),
     ('training.momentum', 'stage_keys'),  # by `check`, to refuse a model
     ('training.precision', 'visual'),
     ('training.memory', 'visual'),  # None of a model without a backbone

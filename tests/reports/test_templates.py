@@ -42,15 +42,15 @@ def named(name):
     files = facts(name)
     info, res, samples = (files[f] for f in ('recipe.json', 'result.jsonl', 'samples.json'))
     info['data']['name'] = info['name'] = info['recipe']['norm'] = info['versions']['torch'] = name
-    res['numbers']['damaged'] = {name: name}
+    res['numbers']['corrupt'] = {name: name}
     res['seconds'] = {name: 1.0}
     res['numbers']['warnings'] = {name: dict(text=name)}
     for r in res['numbers']['table']:
         r.update(question=r['question'] + name, metric=name)
     card, words, narratives = (samples[k][0] for k in ('captions', 'words', 'traces'))
-    card.update(caption=name, said=name, right=[name], wrong=[name], missed=[name], note=name)
-    words.update(said=name, words=[dict(words['words'][0], word=name)])
-    narratives.update(said=[[name, None], [name, 0.5]])
+    card.update(caption=name, reference=name, right=[name], wrong=[name], missed=[name], note=name)
+    words.update(reference=name, words=[dict(words['words'][0], word=name)])
+    narratives.update(spoken=[[name, None], [name, 0.5]])
     samples['figures'][0].update(title=name, explain=name)
     samples['neighbours']['asks'] = [{'id': '1', name: [['2', 0.5]]}]
     samples['neighbours']['share'] = {name: 50.0, 'any two': 20.0}

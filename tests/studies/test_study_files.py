@@ -25,7 +25,7 @@ changes = {steps = 0}
 [[variants]]
 name = 'some'
 method = 'visualbert'
-modes = ['full', 'blind']
+modes = ['full', 'text_only']
 
 [[comparisons]]
 id = 'P'
@@ -192,7 +192,7 @@ BAD_TASKS = [
     ('{lr = 0.002}', '{lr = -1}', 'finetune.changes, with grid[1]: lr'),
     ('{lr = 0.002}', '3', 'finetune.grid: 3: expected a list of tables'),
     ('steps = 300', 'steps = 0.5', 'finetune.steps=0.5: must be a whole number'),
-    ("modes = ['full', 'blind']", "modes = ['full', 'full']", "variants[some].modes: 'full' occurs twice"),
+    ("modes = ['full', 'text_only']", "modes = ['full', 'full']", "variants[some].modes: 'full' occurs twice"),
 ]
 
 

@@ -174,7 +174,7 @@ def facts(method='virtex', seed=0):
             dict(
                 id='1',
                 caption='a dog',
-                said='the dog',
+                reference='the dog',
                 right=['dog'],
                 wrong=['cat'],
                 missed=['car'],
@@ -185,14 +185,14 @@ def facts(method='virtex', seed=0):
             )
             for s in (0.1, 0.5, 0.9)
         ],
-        words=[dict(image=pic, words=[dict(word='dog', map=[[1.0, 0.0], [0.0, 0.0]])], said='the dog')],
+        words=[dict(image=pic, words=[dict(word='dog', map=[[1.0, 0.0], [0.0, 0.0]])], reference='the dog')],
         traces=[
             dict(
                 id='1',
                 image=pic,
                 end=2.0,
                 strokes=[[[0.1, 0.1, 0.0], [0.5, 0.5, 1.0]]],
-                said=text,
+                spoken=text,
                 words=[dict(at=1, mask=[[1, 0], [0, 0]], map=[[100, 0], [0, 0]], inside=50.0, area=25.0)],
             )
         ],

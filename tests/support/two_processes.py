@@ -63,9 +63,9 @@ CASES |= {
     'visualbert': FUSION,
     'vilbert': {**FUSION, 'bs': 11},
     'virtex, BatchNorm per rank': dict(sync_bn=False),
-    'tags, frozen stem': dict(frozen_stages=1),
-    'tags, averaged weights': dict(ema=0.8),
-    'tags, averaged weights, BatchNorm per rank': dict(ema=0.8, sync_bn=False),
+    'supervised, frozen stem': dict(frozen_stages=1),
+    'supervised, averaged weights': dict(ema=0.8),
+    'supervised, averaged weights, BatchNorm per rank': dict(ema=0.8, sync_bn=False),
 }
 
 

@@ -98,8 +98,8 @@ VARIANTS = [
     'loctex in 3 parts',
     'loctex, groups of 4, all with all',
     'loctex, a process without rows',
-    'tags, frozen stem',
-    'tags, averaged weights',
+    'supervised, frozen stem',
+    'supervised, averaged weights',
     'mct in 3 parts',
     'captioning, a head for the words',
     'captioning, words at once',
@@ -135,7 +135,7 @@ def test_three_processes_equal_one(tmp_path):
 
 def test_averaged_weights_are_those_of_all(pair):
     "In a second fit, too, and where each process has running statistics of its own"
-    for name in 'tags, averaged weights', 'tags, averaged weights, BatchNorm per rank':
+    for name in 'supervised, averaged weights', 'supervised, averaged weights, BatchNorm per rank':
         ((first, second),) = pair[name]['averages']
         assert first == second, name
 

@@ -486,7 +486,7 @@ def test_out_of_memory_advises_smaller_micro_batches_that_work(capsys, monkeypat
     monkeypatch.setattr(SupervisedModel, 'forward', little)
     words = ['pretrain', '--method', 'supervised', '--out', tmp_path / 'run', *sets(FOUR_STEPS)]
     assert '--accumulate 2 does the same steps of 16 in 2 parts of 8' in refused(capsys, *words)
-    out = pretrain(run_spec('tags', FOUR_STEPS, accumulate=2), out=tmp_path / 'run', log=quiet)
+    out = pretrain(run_spec('supervised', FOUR_STEPS, accumulate=2), out=tmp_path / 'run', log=quiet)
     assert load(out).results()[-1]['numbers']['steps'] == 4
 
 
@@ -494,7 +494,7 @@ def test_paths_with_spaces_and_other_alphabets_work(tmp_path, monkeypatch):
     "Spaces, accents and other alphabets in a relative path"
     (tmp_path / 'Läufe und ラン').mkdir()
     monkeypatch.chdir(tmp_path / 'Läufe und ラン')
-    out = pretrain(run_spec('tags', FOUR_STEPS), out='erster Lauf/№ 1', log=quiet)
+    out = pretrain(run_spec('supervised', FOUR_STEPS), out='erster Lauf/№ 1', log=quiet)
     assert (
         load(out).state()['step'] == 4
         and (tmp_path / 'Läufe und ラン' / 'erster Lauf' / '№ 1' / 'report.html').is_file()
@@ -504,5 +504,5 @@ def test_paths_with_spaces_and_other_alphabets_work(tmp_path, monkeypatch):
 def test_a_failure_before_the_first_checkpoint_leaves_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(SupervisedModel, 'forward', lambda self, batch: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        pretrain(run_spec('tags', FOUR_STEPS), out=tmp_path / 'run', log=quiet)
+        pretrain(run_spec('supervised', FOUR_STEPS), out=tmp_path / 'run', log=quiet)
     assert not (tmp_path / 'run').exists()

@@ -213,7 +213,7 @@ def test_a_signal_during_the_last_save_leaves_only_the_evaluation(tmp_path, monk
     monkeypatch.setattr(Checkpointer, 'after_epoch', late)
     options = [*SIZES, 'size=32', 'steps=20', 'warmup=2', 'bs=16', 'baselines=False']
     with pytest.raises(TrainingInterrupted):
-        pretrain(run_spec('tags', options), out=tmp_path / 'run', log=lambda s: None)
+        pretrain(run_spec('supervised', options), out=tmp_path / 'run', log=lambda s: None)
     monkeypatch.undo()
     assert load(tmp_path / 'run').state()['step'] == 20 and not (tmp_path / 'run/result.jsonl').exists()
     resume_run(tmp_path / 'run', log=lambda s: None)
