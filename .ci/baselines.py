@@ -57,7 +57,7 @@ def write(method, seeds, folder):
     from vlrep.datasets.base import DATASETS
     from vlrep.experiments.baselines import supervised_recipe
     from vlrep.experiments.config import get_recipe
-    from vlrep.experiments.measure import baseline_facts
+    from vlrep.experiments.evaluate_trained import baseline_facts
 
     recipe = supervised_recipe(get_recipe(method, 'world'))
     facts = baseline_facts(recipe, dict(name='world'), DATASETS['world'].options)

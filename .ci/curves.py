@@ -34,12 +34,12 @@ def trained(method, recipe, seed, folder):
     "recipe.json, as a dict, and the rows of log.csv of a run, which is made where it is missing"
     from vlrep.experiments.pretrain import pretrain
     from vlrep.experiments.spec import run_spec
-    from vlrep.training.run_folder import load
+    from vlrep.training.run_folder import open_run_folder
 
     name = dict(tiny=True) if recipe == 'tiny' else dict(name=recipe)
     if not (folder / 'result.jsonl').exists():
         pretrain(run_spec(method, LITTLE, data='world', seed=seed, precision='fp32', threads=1, **name), out=folder)
-    run = load(folder)
+    run = open_run_folder(folder)
     return run.info, run.log()
 
 

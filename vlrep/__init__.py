@@ -10,5 +10,5 @@ def load(run, plugins=()):
 
     `plugins`: Python files of the run that may be imported, since you trust them
     """
-    from vlrep.experiments.open import open_run
+    from vlrep.experiments.load_run import open_run
     return open_run(run, plugins=plugins)

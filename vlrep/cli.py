@@ -25,11 +25,11 @@ from tyro.extras import subcommand_cli_from_dict
 from .core.fields import check_fields, field_lines, field_rows
 from .core.progress import plain_output
 from .core.registry import did_you_mean, load_plugin
-from .datasets.base import DATASETS, SPLITS
+from .datasets.base import DATASETS, SPLIT_SOURCES
 from .evaluation.base import EVALUATIONS
 from .evaluation.finetune.plan import PLANS, TASKS
 from .experiments.config import get_recipe, override, recipe_lines
-from .experiments.options import LAYOUT_NAMES, check_run, one_of, plan, recipe_name
+from .experiments.options import LAYOUT_NAMES, check_run, one_of, recipe_name, resolve_options
 from vlrep.experiments.spec import (
     FinetuneSpec,
     Runtime,
@@ -283,7 +283,7 @@ def _pretrain(argv):
     method = a['method'] or 'virtex'
     data = a['data'] or 'world'
     if a['fields']:
-        print('\n'.join(field_lines(*plan(method, a['recipe'], a['changes'], data, backbone=a['backbone']))))
+        print('\n'.join(field_lines(*resolve_options(method, a['recipe'], a['changes'], data, backbone=a['backbone']))))
         return
     checks = [w for w in ('dry-run', 'overfit') if a[w.replace('-', '_')]]
     if checks and _values(a, ('out', 'save_every', 'tracker', 'timeout')):
@@ -535,7 +535,7 @@ class _Shards:
     per_shard: _N = None  # Images a shard (default: 1000)
     seed: _N = None  # Write the images in an order drawn from this (default: in their own)
     size: _N = None  # Side in pixels of images that are drawn (default: 64)
-    split: _one_of(SPLITS, 'The split of the data to keep (default: auto)') = None
+    split: _one_of(SPLIT_SOURCES, 'The split of the data to keep (default: auto)') = None
     max_corrupt: _MAX_DAMAGED = None
     plugin: _PLUGIN = ()
 

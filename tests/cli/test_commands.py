@@ -28,10 +28,10 @@ from vlrep.datasets.flickr30k import write_flickr30k
 from vlrep.datasets.narratives import write_localized
 from vlrep.datasets.world.dataset import scene
 from vlrep.evaluation.captioning import caption_scores
-from vlrep.experiments.options import plan
+from vlrep.experiments.options import resolve_options
 from vlrep.experiments.pretrain import pretrain
 from vlrep.experiments.spec import run_spec
-from vlrep.training.run_folder import load
+from vlrep.training.run_folder import open_run_folder
 
 FILES = {'recipe.json', 'tokenizer.model', 'log.csv', 'steps', 'best', 'result.jsonl', 'samples.json', 'report.html'}
 
@@ -110,7 +110,7 @@ def test_a_tracker_sees_every_step(on_photos):
     seen = EventAccumulator(str(on_photos[1] / 'tensorboard'))
     seen.Reload()
     assert [e.step for e in seen.Scalars('train_loss')] == list(range(1, 21))
-    held_out = [r['valid_loss'] for r in load(on_photos[1]).log() if r['valid_loss'] is not None]
+    held_out = [r['valid_loss'] for r in open_run_folder(on_photos[1]).log() if r['valid_loss'] is not None]
     assert [e.value for e in seen.Scalars('valid_loss')] == pytest.approx(held_out)
 
 
@@ -269,7 +269,7 @@ def test_damaged_photos_are_replaced_left_out_and_counted(tmp_path, capsys):
     torn[0].write_bytes(torn[0].read_bytes()[:500])
     text = []
     out = pretrain(run_spec(changes=TINY, data='flickr8k', root=photos), out=tmp_path / 'run', log=text.append)
-    num = load(out).results()[-1]['numbers']
+    num = open_run_folder(out).results()[-1]['numbers']
     assert any('1 of' in s and 'no caption' in s and mute.name in s for s in text) and any(
         torn[0].name in s for s in text
     )
@@ -281,7 +281,7 @@ def test_damaged_photos_are_replaced_left_out_and_counted(tmp_path, capsys):
     assert 'images cannot be read' in refused(
         capsys, 'pretrain', '--data', 'flickr8k', '--root', photos, '--out', tmp_path / 'y', *sets(TINY)
     )
-    assert load(tmp_path / 'y')
+    assert open_run_folder(tmp_path / 'y')
 
 
 @pytest.mark.parametrize('data', ['csv', 'flickr30k', 'coco'])
@@ -312,11 +312,11 @@ def test_photos_in_other_layouts_are_trained_on_and_judged(data, tmp_path, capsy
         out=tmp_path / 'run',
         log=str,
     )
-    num = load(out).results()[-1]['numbers']
+    num = open_run_folder(out).results()[-1]['numbers']
     assert num['images'] == dict(csv=14, flickr30k=25, coco=20)[data] and 'right' in num
     wanted = []
     monkeypatch.setattr(
-        'vlrep.evaluation.ask.caption_scores',
+        'vlrep.evaluation.evaluate.caption_scores',
         lambda write, dataset, **kw: wanted.extend(dataset.ids) or caption_scores(write, dataset, **kw),
     )
     capsys.readouterr()
@@ -359,7 +359,7 @@ LOCTEX = [*SIZES, 'baselines=False', 'vocab=300', 'size=32', 'steps=12', *NET]
 def test_loctex_answers_where_things_are_and_cannot_caption(tmp_path, capsys):
     "Where is it? On the world, in the table and on the page; a run of it cannot caption"
     out = pretrain(run_spec('loctex', LOCTEX, threads=1), out=tmp_path / 'run', log=str)
-    num = load(out).results()[-1]['numbers']
+    num = open_run_folder(out).results()[-1]['numbers']
     page = (out / 'report.html').read_text()
     assert {(r['question'], r['backbone']) for r in num['where']} == {
         (q + s, w) for q in ('pointing', 'overlap') for s in ('', ', shifted') for w in ('loctex', 'centre')
@@ -401,7 +401,7 @@ def test_photos_with_and_without_narratives_are_trained_on(tmp_path, capsys):
         out=tmp_path / 'run',
         log=text.append,
     )
-    num = load(out).results()[-1]['numbers']
+    num = open_run_folder(out).results()[-1]['numbers']
     bare = sum(not l['traces'] for l in lines)
     bare = next(s for s in text if 'have no trace' in s), bare
     assert 1 <= int(bare[0].split()[0]) <= bare[1] and 'of 45 narratives' in bare[0]
@@ -455,7 +455,7 @@ def test_help_lists_every_field(method, data, capsys):
         main(['pretrain', '--help', '--method', method, '--data', data])
     page = capsys.readouterr().out
     assert not e.value.code and ('--temperature' in page) == (method == 'loctex')
-    for part in plan(method, None, (), data):
+    for part in resolve_options(method, None, (), data):
         for name, _, value, help_text in field_rows(part):
             entry = page.split(f' --{name} '.replace('_', '-'), 1)[1].split('\n')[:6]
             assert plain(f'{help_text} (default: {value})') in plain(''.join(entry)), (name, entry)
@@ -492,9 +492,9 @@ def test_stored_changes_still_run():
             got = _pretrain_options([*argv, *more])
             assert len(got['changes']) == len(changes)
             assert (
-                plan(got['method'], got['recipe'], got['changes'], got['data'])
-                == plan(method, recipe, changes, data)
-                != plan(method, recipe, (), data)
+                resolve_options(got['method'], got['recipe'], got['changes'], got['data'])
+                == resolve_options(method, recipe, changes, data)
+                != resolve_options(method, recipe, (), data)
             )
 
 

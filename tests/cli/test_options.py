@@ -16,11 +16,11 @@ from vlrep.evaluation.base import EVALUATIONS
 from vlrep.evaluation.finetune.plan import PLANS, TASKS, FinetunePlan
 from vlrep.experiments.baselines import train_on
 from vlrep.experiments.config import get_recipe
-from vlrep.experiments.options import plan, tiny_changes
+from vlrep.experiments.options import resolve_options, tiny_changes
 from vlrep.experiments.spec import finetune_spec, run_spec
 from vlrep.experiments.splits import open_splits
 from vlrep.methods.base import METHODS
-from vlrep.training.run_folder import load
+from vlrep.training.run_folder import open_run_folder
 
 HOME = {m: 'world' for m in METHODS}
 SMALL = [
@@ -41,7 +41,9 @@ def parts(method):
     "Recipe and job so small that two steps take a fraction of a second"
     both = [get_recipe(method, 'world'), DATASETS['world'].options]
     names = {f.name for p in both for f in dataclasses.fields(p)}
-    return plan(method, None, [*tiny_changes(*both), *(c for c in SMALL if c.split('=')[0] in names)], 'world')
+    return resolve_options(
+        method, None, [*tiny_changes(*both), *(c for c in SMALL if c.split('=')[0] in names)], 'world'
+    )
 
 
 def trains(method, recipe, options):
@@ -93,7 +95,7 @@ def test_every_field_of_every_recipe_is_refused_by_name_or_trains(method, name, 
     done = set()
     for text in odd(hints[name]):
         try:
-            new, _ = plan(method, None, [f'{name}={text}'], 'world', [recipe, options])
+            new, _ = resolve_options(method, None, [f'{name}={text}'], 'world', [recipe, options])
         except ValueError as e:
             assert name in str(e) and '\n' not in str(e), (text, e)
             continue
@@ -121,7 +123,7 @@ def test_every_field_of_every_job_is_refused_by_name_or_within_bounds(data):
     for f in dataclasses.fields(DATASETS[data].options):
         for text in odd(typing.get_type_hints(type(DATASETS[data].options))[f.name]):
             try:
-                recipe, options = plan(method, None, [f'{f.name}={text}'], data)
+                recipe, options = resolve_options(method, None, [f'{f.name}={text}'], data)
             except ValueError as e:
                 assert f.name in str(e) and '\n' not in str(e), (f.name, text, e)
             else:
@@ -195,7 +197,7 @@ def test_the_smallest_job_is_enough_for_every_evaluation(tmp_path):
             out=tmp_path / method,
             log=str,
         )
-        assert (out / 'report.html').is_file() and load(out).results()[-1]['numbers']['table']
+        assert (out / 'report.html').is_file() and open_run_folder(out).results()[-1]['numbers']['table']
 
 
 # ---------------------------------------------------------------- options

@@ -20,11 +20,11 @@ from vlrep.core.files import read_json, write_json
 from vlrep.core.registry import load_plugin
 from vlrep.experiments.commands import caption, evaluate, export
 from vlrep.experiments.finetune import finetune
-from vlrep.experiments.open import open_run
+from vlrep.experiments.load_run import open_run
 from vlrep.experiments.pretrain import resume_run
 from vlrep.experiments.region_files import make_regions
 from vlrep.experiments.spec import finetune_spec
-from vlrep.methods.fusion_collate import written_by
+from vlrep.methods.fusion_collate import generate_captions
 from vlrep.training.run_folder import Run
 
 HOSTILE = "from pathlib import Path\nPath('MARK').write_text('run')\n"
@@ -112,7 +112,7 @@ ASK = dict(
     finetune=lambda d: finetune(finetune_spec(d / 'run', 'vqa')),
     finetune_resume=lambda d: resume_run(d / 'tuned'),
     regions=lambda d: make_regions(d / 'photos', d / 'out', d / 'run'),
-    captions_of_a_run=lambda d: written_by(d / 'run', vlrep.datasets.world.dataset.world('train', 8, size=32)),
+    captions_of_a_run=lambda d: generate_captions(d / 'run', vlrep.datasets.world.dataset.world('train', 8, size=32)),
 )
 
 

@@ -5,7 +5,7 @@ import json
 import pytest
 from tools import ROOT, sets, vlrep
 
-from vlrep.training.run_folder import load
+from vlrep.training.run_folder import open_run_folder
 
 NET = ['size=32', 'visual_width=8', 'bs=16', 'warmup=2']
 SIZES = ['scenes=96', 'valid=32', 'probe=60', 'probe_held=60', 'test=60', 'shown=8', 'point=0', 'baselines=false']
@@ -121,8 +121,8 @@ def test_a_method_from_a_file_is_trained_resumed_evaluated_and_opened(folder):
     assert json.loads((folder / 'whole' / 'evaluations.jsonl').read_text().splitlines()[1])['rows'][0]['n'] == 3
     assert 'resuming from step' in again and 'setting' in table and 'caption' in nothing
     assert (folder / 'both.html').stat().st_size > 5000
-    a = load(folder / 'whole')
-    b = load(folder / 'halves')
+    a = open_run_folder(folder / 'whole')
+    b = open_run_folder(folder / 'halves')
     num = a.results()[0]['numbers']
     assert num['mean'][0]['n'] == 2 and num['mean'][0]['backbone'] == 'match' and 'poem' not in num
     assert 'mean' not in b.results()[0]['numbers']
@@ -194,6 +194,6 @@ def test_a_dataset_of_images_in_memory_is_trained_on(folder):
         codes=[0, 0, 0, 2],
     )
     assert 'virtex on dots: 46 images to learn from' in text and 'CIDEr' in scores
-    num = load(folder / 'dots-run').results()[0]['numbers']
+    num = open_run_folder(folder / 'dots-run').results()[0]['numbers']
     assert num['duplicates']['images'] == 4 and num['right'] > 0  # the same two pictures in every part
     assert 'learns from categories, and dots has none' in lacks

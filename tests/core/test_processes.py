@@ -16,7 +16,7 @@ from ranks import QUICK, TAGS
 from tools import SIZES, sets
 
 from vlrep.data.records import ImageFileDataset
-from vlrep.training.run_folder import Run, load
+from vlrep.training.run_folder import Run, open_run_folder
 
 # 3 MB a batch, by two workers and by none; `then` is called in between
 EPOCH = """
@@ -150,7 +150,7 @@ def test_a_stop_while_a_worker_is_stuck_saves_what_was_trained(tmp_path):
         p.kill()
     err = p.said()[1]
     assert err.count('\n') == 1 and 'stopped by SIGTERM after step' in err and f'vlrep resume {out}' in err
-    assert load(out).state()['step'] >= 3 and workers and not any(alive(pid) for pid in workers)
+    assert open_run_folder(out).state()['step'] >= 3 and workers and not any(alive(pid) for pid in workers)
 
 
 # ---------------------------------------------------------------- children end with their parent
@@ -298,4 +298,4 @@ def test_a_run_is_written_by_the_rules_of_windows(tmp_path):
         env={**os.environ, 'VLREP_CACHE': str(tmp_path / 'cache')},
     )
     for name in ('photos', 'scenes'):
-        assert load(tmp_path / name).results() and not load(tmp_path / name).missing()
+        assert open_run_folder(tmp_path / name).results() and not open_run_folder(tmp_path / name).missing()

@@ -11,7 +11,7 @@ import sys, numpy as np, torch
 torch.set_num_threads(1)
 from vlrep.data.duplicates import duplicates
 from vlrep.experiments.sanity_checks import overfit
-from vlrep.evaluation.content import caption_nll
+from vlrep.evaluation.caption_content import caption_nll
 from vlrep.experiments.baselines import train_on
 from vlrep.models.backbones import make_backbone
 from vlrep.models.pretrained import Pretrained
@@ -22,7 +22,7 @@ from vlrep.experiments.config import get_recipe
 from vlrep.methods.base import METHODS
 from vlrep.evaluation.captioning import write_captions
 from vlrep.models.features import bn_statistics, features
-from vlrep.evaluation.linear_probe import fit_linear, fit_named
+from vlrep.evaluation.linear_probe import fit_linear, fit_per_category
 from vlrep.evaluation.knn import neighbours
 from vlrep.evaluation.pointing import centre_map, pointing_table
 from vlrep.evaluation.softmax_probe import SoftmaxRecipe, softmax_probe
@@ -52,7 +52,7 @@ m = Pretrained.from_learner(made['learn'])
 stage('features', lambda: features(net, a))
 stage('statistics', lambda: bn_statistics(net, a, bs=16))
 stage('linear', lambda: fit_linear(x, y))
-stage('named', lambda: fit_named(x, torch.stack([y, y], 1), 3))
+stage('named', lambda: fit_per_category(x, torch.stack([y, y], 1), 3))
 stage('svm', lambda: fit_svms(x, np.where(torch.nn.functional.one_hot(y) > 0, 1, -1), costs=(.1, 1.)))
 stage('neighbours', lambda: list(neighbours(x, k=3)))
 stage('nearest', lambda: list(neighbours(x, k=1)))
@@ -64,7 +64,8 @@ stage('writing', lambda: write_captions(m, b, bs=16))
 stage('losses', lambda: caption_nll(model, made['learn'].loss_func.loss, m, b, range(len(b))))
 stage('duplicates', lambda: duplicates(a, world('test', 24, size=32)))
 stage('readable', lambda: readable(b))
-stage('overfit', lambda: overfit(METHODS['virtex'], rec, dict(train=a), tokenizer=tokenizer, log=lambda s: None, steps=3))
+stage('overfit', lambda: overfit(METHODS['virtex'], rec, dict(train=a), tokenizer=tokenizer, log=lambda s: None,
+steps=3))
 """
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vlrep.core.scripts import mirror_pairs
+from vlrep.core.writing_systems import mirror_pairs
 from vlrep.data.collate import caption_lines, mirroring_line
 from vlrep.data.image_files import caption_source
 from vlrep.data.records import ArrayDataset

@@ -15,7 +15,7 @@ from vlrep.data.concepts import (
     concept_counts,
     concept_words,
     plain_words,
-    split_marks,
+    separate_punctuation,
     tag_words,
     usable_captions,
 )
@@ -51,7 +51,7 @@ def test_each_triplet_masks_one_concept(captions):
     index = ConceptSet(concept_words(concept_counts(captions.flat()), 50)).index
 
     def spots(t):
-        return [i for i, w in enumerate(split_marks(t).split()) if w in index]
+        return [i for i, w in enumerate(separate_punctuation(t).split()) if w in index]
 
     ok = usable_captions(captions)
     all_of = Triplets(captions, ok, spots)
@@ -75,7 +75,9 @@ def test_each_triplet_masks_one_concept(captions):
 
 def test_a_tagger_of_ones_own_is_used(captions):
     got = concept_counts(captions.flat(), 'nn', lambda words: ['NOUN' if w == 'dog' else '' for w in words])
-    assert list(got) == ['dog'] and got['dog'] == sum(split_marks(t).split().count('dog') for t in captions.flat())
+    assert list(got) == ['dog'] and got['dog'] == sum(
+        separate_punctuation(t).split().count('dog') for t in captions.flat()
+    )
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from vlrep.data.box_files import BoxFile
 from vlrep.data.lmdb_files import lmdb_items
 from vlrep.data.regions import RegionStore, RegionWriter, convert_regions
 from vlrep.data.tasks import read_labels
-from vlrep.methods.fusion_collate import read_written
+from vlrep.methods.fusion_collate import read_generated_captions
 from vlrep.models.bert import load_bert, save_bert
 from vlrep.models.bert_model import Bert, BertConfig
 from vlrep.models.sublayers import written_sublayers
@@ -76,7 +76,11 @@ JSON = {
     'numbers.json': ({'cat': 0, 'dog': 1}, text, read_labels),
     'names.json': ({'0': 'cat', '1': 'dog'}, text, read_labels),
     'categories.json': (dict(categories=[dict(id=3, name='cat'), dict(id=5, name='dog')]), text, read_labels),
-    'captions.jsonl': ([dict(image='a', caption='a dog'), dict(image='b', caption='x')], box_lines, read_written),
+    'captions.jsonl': (
+        [dict(image='a', caption='a dog'), dict(image='b', caption='x')],
+        box_lines,
+        read_generated_captions,
+    ),
 }
 
 

@@ -29,7 +29,7 @@ from vlrep.experiments.config import get_recipe
 from vlrep.methods.base import METHODS
 from vlrep.methods.learner import make_learner
 from vlrep.training.resume import fingerprint
-from vlrep.training.run_folder import load
+from vlrep.training.run_folder import open_run_folder
 
 N = 60
 
@@ -113,7 +113,7 @@ TINY = sets(
 
 def trained(out, *words):
     main(['pretrain', *TINY, '--threads', '1', '--out', str(out), *map(str, words)])
-    return load(out)
+    return open_run_folder(out)
 
 
 def stopped(step, out, *words):
@@ -122,7 +122,7 @@ def stopped(step, out, *words):
         m.setitem(METHODS, 'virtex', leaving(METHODS['virtex'], step))
         with pytest.raises(SystemExit) as e:
             trained(out, *words)
-    assert e.value.code == 143 and load(out).state('last')['step'] == step
+    assert e.value.code == 143 and open_run_folder(out).state('last')['step'] == step
 
 
 def same(a, b, which='last'):
@@ -149,10 +149,10 @@ def test_a_run_stopped_and_resumed_on_shards_has_the_same_bits(at, tmp_path, ste
     whole = trained(tmp_path / 'whole', *words)
     stopped(step, tmp_path / 'run', *words, '--workers', 2)
     main(['resume', str(tmp_path / 'run')])
-    assert same(load(tmp_path / 'run'), whole)
+    assert same(open_run_folder(tmp_path / 'run'), whole)
     rows = [
         [{k: v for k, v in r.items() if k not in ('seconds', 'images_s', 'memory_mb')} for r in x.log()]
-        for x in (whole, load(tmp_path / 'run'))
+        for x in (whole, open_run_folder(tmp_path / 'run'))
     ]
     assert rows[0] == rows[1]
 

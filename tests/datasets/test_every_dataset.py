@@ -23,7 +23,7 @@ from vlrep.datasets.vqa import write_vqa
 from vlrep.datasets.world.dataset import scene, world
 from vlrep.experiments.comparisons import changes_of
 from vlrep.methods.base import METHODS
-from vlrep.training.run_folder import load
+from vlrep.training.run_folder import open_run_folder
 
 N = 60
 NET = dict(
@@ -103,8 +103,8 @@ PAIRS = [(m, d) for m in METHODS for d in DATASETS if reads(m, d)]
 
 def finished(run, data):
     "The run has its result and its report, and knows by which recipe it went"
-    info = load(run).info
-    res = load(run).results()
+    info = open_run_folder(run).info
+    res = open_run_folder(run).results()
     assert len(res) == 1 and (run / 'report.html').stat().st_size > 1000
     assert info['name'] in METHODS[info['method']].recipes and not changes_of(info)
     assert (res[0]['recipe'], res[0]['data'], res[0]['changes']) == (info['name'], data, [])

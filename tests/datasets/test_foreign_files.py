@@ -35,15 +35,15 @@ from vlrep.datasets.image_folder import read_folder
 from vlrep.datasets.narratives import read_localized, write_localized
 from vlrep.datasets.voc07 import read_voc_xml
 from vlrep.datasets.world.dataset import scene
-from vlrep.experiments.open import open_run
+from vlrep.experiments.load_run import open_run
 from vlrep.experiments.pretrain import pretrain, resume_run
 from vlrep.experiments.spec import recorded_spec, run_spec
 from vlrep.methods.virtex.model import CaptioningModel
 from vlrep.methods.virtex.official import load_virtex, virtex_state
 from vlrep.models.backbones import make_backbone
 from vlrep.models.weights import load_backbone, read_state
-from vlrep.reports.page import write_report
-from vlrep.training.run_folder import Run, load
+from vlrep.reports.run_report import write_report
+from vlrep.training.run_folder import Run, open_run_folder
 
 TINY = ['size=32', 'vocab=300', 'steps=4', 'shuffles=1', *NET]
 
@@ -155,7 +155,7 @@ def test_two_damaged_photos_of_eighty_are_within_the_limit(photos, tmp_path, cap
     for name in trained_on(photos)[1].ids[:2]:
         (photos / 'Images' / name).write_bytes(b'')
     out = pretrain(run_spec('token_cls', TINY, data='flickr8k', root=photos), out=tmp_path / 'run', log=lambda s: None)
-    assert len(load(out).results()[-1]['numbers']['corrupt']) == 2
+    assert len(open_run_folder(out).results()[-1]['numbers']['corrupt']) == 2
     words = [
         'pretrain',
         '--method',
@@ -173,11 +173,14 @@ def test_two_damaged_photos_of_eighty_are_within_the_limit(photos, tmp_path, cap
         '2 of 66 images cannot be read, and max_corrupt=1 allows 1' in says
         and f'vlrep resume {tmp_path / "strict"} --max-corrupt NUMBER' in says
     )
-    assert load(tmp_path / 'strict').info['max_corrupt'] == '1'
+    assert open_run_folder(tmp_path / 'strict').info['max_corrupt'] == '1'
     assert 'allows 1' in refused(capsys, 'resume', tmp_path / 'strict')
     vlrep.cli.main(['resume', str(tmp_path / 'strict'), '--max-corrupt', '5%'])
-    assert load(tmp_path / 'strict').results() and load(tmp_path / 'strict').info['max_corrupt'] == '5%'
-    a, b = (load(p).weights('best') for p in (tmp_path / 'run', tmp_path / 'strict'))
+    assert (
+        open_run_folder(tmp_path / 'strict').results()
+        and open_run_folder(tmp_path / 'strict').info['max_corrupt'] == '5%'
+    )
+    a, b = (open_run_folder(p).weights('best') for p in (tmp_path / 'run', tmp_path / 'strict'))
     assert all(torch.equal(a[k], b[k]) for k in a)
 
 
@@ -206,7 +209,7 @@ def test_mostly_damaged_photos_stop_the_run(photos, tmp_path, capsys):
         capsys, 'pretrain', '--method', 'token_cls', '--data', 'flickr8k', '--root', photos, '--out', out, *sets(TINY)
     )
     assert 'images cannot be read, and the default allows 10' in says and '--max-corrupt' in says
-    assert (out / 'notes.txt').read_text() == 'mine' and load(out).info['max_corrupt'] is None
+    assert (out / 'notes.txt').read_text() == 'mine' and open_run_folder(out).info['max_corrupt'] is None
 
 
 @pytest.mark.parametrize('text', ['-1', 'many', '1.5', '101%', 'nan', ''])

@@ -32,10 +32,10 @@ from vlrep.datasets.vizwiz import read_vizwiz, write_vizwiz
 from vlrep.datasets.voc07 import read_voc, write_voc
 from vlrep.datasets.vqa import read_vqa, write_vqa
 from vlrep.datasets.world.dataset import scene, world
-from vlrep.datasets.world.drawing import CATEGORIES
+from vlrep.datasets.world.primitives import CATEGORIES
 from vlrep.evaluation.zeroshot.benchmarks import read_cub
 from vlrep.experiments.region_files import find_photos
-from vlrep.methods.fusion_collate import read_written
+from vlrep.methods.fusion_collate import read_generated_captions
 from vlrep.studies.verdicts import study_head
 from vlrep.training.resume import _cut_lines
 
@@ -264,7 +264,11 @@ LINES = {
     'vocabulary': ('vocab.txt', ['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]', 'a\u2028b'], _vocabulary),
     'study': ('study.jsonl', [dict(kind='study', file='a\u2028b', table={})], study_head),
     'labels': ('l.txt', ['yes', 'no', 'two words'], read_labels),
-    'written': ('w.jsonl', [dict(image='a', caption='a\u2028cat'), dict(image='b', caption='a dog')], read_written),
+    'written': (
+        'w.jsonl',
+        [dict(image='a', caption='a\u2028cat'), dict(image='b', caption='a dog')],
+        read_generated_captions,
+    ),
     'boxes': ('b.jsonl', [dict(image='a', boxes=[[0, 0, 0.5, 1]]), dict(image='b', boxes=[])], _boxes),
     'paraphrases': (
         'p.jsonl',

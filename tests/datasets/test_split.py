@@ -26,7 +26,7 @@ from vlrep.datasets.world.dataset import scene, world
 from vlrep.experiments.commands import evaluate
 from vlrep.experiments.pretrain import pretrain, resume_run
 from vlrep.experiments.spec import run_spec
-from vlrep.training.run_folder import load
+from vlrep.training.run_folder import open_run_folder
 from vlrep.training.test_photos import read_test_photos
 
 N = 60
@@ -135,7 +135,7 @@ def test_a_split_column_is_followed_and_recorded(tmp_path):
         'split: from the column split of photos.csv: 16 train, 4 valid, 5 test; 3 photos that it '
         'puts into no part are left out: images/train-000025.jpg'
     )
-    run = load(out)
+    run = open_run_folder(out)
     assert [name[-6:-4] for name, _ in read_test_photos(run)] == ['20', '21', '22', '23', '24']
     assert run.info['data']['split'] == 'column'
     # another column makes training photos of test photos: refused
@@ -205,7 +205,7 @@ def test_a_run_keeps_to_the_split_that_it_began_with(two_splits, tmp_path):
     late = two_splits / 'dataset_flickr8k.json'
     aside = late.rename(tmp_path / 'aside.json')
     out = pretrain(run_spec(changes=TINY, data='flickr8k', root=two_splits, threads=1), out=tmp_path / 'run', log=str)
-    assert load(out).info['data']['split'] == 'lists'
+    assert open_run_folder(out).info['data']['split'] == 'lists'
     rows = evaluate(out, 'captions', log=str)
     aside.rename(late)
     assert evaluate(out, 'captions', log=str) == rows
@@ -226,7 +226,7 @@ def test_the_same_numbers_when_a_photo_whose_name_sorts_first_is_added(tmp_path,
     root = tmp_path / 'photos.csv'
     write_csv([scene('train', i, size=48) for i in range(40)], root)
     out = pretrain(run_spec(changes=TINY, data='csv', root=root, threads=1), out=tmp_path / 'run', log=str)
-    tested = [name for name, _ in read_test_photos(load(out))]
+    tested = [name for name, _ in read_test_photos(open_run_folder(out))]
     before = evaluate(out, 'captions', log=str)
     lines = root.read_text().splitlines()
     new = first_names(0.1, True) + first_names(0.1, False)
@@ -254,7 +254,7 @@ def test_a_stopped_run_keeps_its_test_photos(tmp_path):
     root = tmp_path / 'photos.csv'
     write_csv([scene('train', i, size=48) for i in range(40)], root)
     out = pretrain(run_spec(changes=TINY, data='csv', root=root, threads=1), out=tmp_path / 'run', log=str)
-    was = load(out).results()[-1]['numbers']['right']
+    was = open_run_folder(out).results()[-1]['numbers']['right']
     lines = root.read_text().splitlines()
     new = first_names(0.1, True)[0]
     shutil.copy(tmp_path / lines[1].split(',')[0], tmp_path / new)
@@ -262,7 +262,7 @@ def test_a_stopped_run_keeps_its_test_photos(tmp_path):
     (out / 'result.jsonl').unlink()
     text = []
     resume_run(out, log=text.append)
-    assert load(out).results()[-1]['numbers']['right'] == was
+    assert open_run_folder(out).results()[-1]['numbers']['right'] == was
     assert any('exactly the' in l and '1 photos that were added' in l for l in text)
     new = first_names(0.2, False)[0]
     shutil.copy(tmp_path / lines[1].split(',')[0], tmp_path / new)

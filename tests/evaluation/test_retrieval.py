@@ -26,14 +26,14 @@ from vlrep.evaluation.retrieval.table import retrieval_table
 from vlrep.evaluation.retrieval.vsepp import hardest_negatives_loss
 from vlrep.evaluation.tagging.tagging import mean_iou
 from vlrep.experiments.commands import evaluate
-from vlrep.experiments.open import open_run
+from vlrep.experiments.load_run import open_run
 from vlrep.experiments.pretrain import pretrain
 from vlrep.experiments.spec import run_spec
 from vlrep.methods.base import METHODS
 from vlrep.methods.learner import make_learner
 from vlrep.metrics.retrieval import chance_median, chance_recall, retrieval_folds, retrieval_ranks
 from vlrep.models.pretrained import Pretrained
-from vlrep.training.run_folder import load
+from vlrep.training.run_folder import open_run_folder
 
 # ---------------------------------------------------------------- ranks
 
@@ -259,7 +259,7 @@ def run(tmp_path_factory):
 
 def test_a_training_ends_with_retrieval(run):
     "Measured without being asked, shown in the report, and the same numbers when it is asked later"
-    numbers = load(run).results()[-1]['numbers']
+    numbers = open_run_folder(run).results()[-1]['numbers']
     rows = numbers['retrieval']
     assert len(rows) == 8 and {r['candidates'] for r in rows} == {24, 120}
     assert {(r['captions_per_image'], r['split']) for r in rows} == {('5', 'test')}
@@ -324,6 +324,6 @@ def test_a_model_without_the_capability_is_named(run):
     del m.capabilities['embed_text']
     from vlrep.evaluation.base import EvaluationContext
 
-    context = EvaluationContext(m, None, load(run).info, None)
+    context = EvaluationContext(m, None, open_run_folder(run).info, None)
     with pytest.raises(ValueError, match='loctex has no capability embed_text, which --on retrieval needs'):
         EVALUATIONS['retrieval'].evaluate(context)

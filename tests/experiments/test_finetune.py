@@ -32,7 +32,7 @@ from vlrep.experiments.finetune import finetune
 from vlrep.experiments.pretrain import resume_run
 from vlrep.experiments.spec import Runtime, finetune_spec, recorded_spec, run_spec
 from vlrep.training.interrupts import TrainingInterrupted
-from vlrep.training.run_folder import load
+from vlrep.training.run_folder import open_run_folder
 
 PARTS = 'train', 'valid', 'test'
 PLAN = ['steps=6', 'bs=8', 'every=3', 'warmup=2', 'lr=0.01']
@@ -59,7 +59,7 @@ def scenes_in_vqa(tmp_path):
 
 
 def test_fine_tuning_leaves_a_run_folder(tuned):
-    run = load(tuned)
+    run = open_run_folder(tuned)
     (line,) = run.results()
     rows = {(r['question'], r['backbone']): r for r in line['numbers']['table']}
     for split in ('valid', 'test'):
@@ -79,7 +79,7 @@ def test_fine_tuning_leaves_a_run_folder(tuned):
 
 def test_the_table_is_that_of_the_best_checkpoint(tuned, body):
     "The validation accuracy in the table is the score by which the checkpoint was chosen"
-    run = load(tuned)
+    run = open_run_folder(tuned)
     (line,) = run.results()
     (row,) = [r for r in line['numbers']['table'] if (r['question'], r['backbone']) == ('vqa valid', 'visualbert')]
     assert row['value'] == pytest.approx(100 * max(h[2] for h in line['numbers']['history']), abs=1e-3)
@@ -111,7 +111,7 @@ def test_the_best_checkpoint_is_told(body, tmp_path, monkeypatch):
     monkeypatch.setattr(TaskScore, 'value', property(value))
     monkeypatch.setattr(job, 'decide_all', noted)
     plan = ['steps=10', 'bs=8', 'every=2', 'warmup=2', 'patience=2']
-    run = load(finetune(finetune_spec(body, 'vqa', [*plan, *SCENES]), out=tmp_path / 'out', log=quiet))
+    run = open_run_folder(finetune(finetune_spec(body, 'vqa', [*plan, *SCENES]), out=tmp_path / 'out', log=quiet))
     # no further
     assert [h[::2] for h in run.results()[0]['numbers']['history']] == [
         [2, 0.1],
@@ -126,14 +126,16 @@ def test_the_best_checkpoint_is_told(body, tmp_path, monkeypatch):
 
 def test_full_moves_the_body_and_frozen_does_not(tuned, body, tmp_path):
     frozen = finetune(finetune_spec(body, 'vqa', [*PLAN, *SCENES, 'frozen=true']), out=tmp_path / 'frozen', log=quiet)
-    was = load(body).weights('best')
+    was = open_run_folder(body).weights('best')
     for run, moves in ((tuned, True), (frozen, False)):
-        now = {k.removeprefix('body.'): v for k, v in load(run).weights('last').items() if k.startswith('body.')}
+        now = {
+            k.removeprefix('body.'): v for k, v in open_run_folder(run).weights('last').items() if k.startswith('body.')
+        }
         assert now.keys() == was.keys()
         moved = [k for k in was if not torch.equal(was[k], now[k])]
         assert bool(moved) == moves, moved
         assert not [k for k in moved if k.startswith('region_encoder.')]  # the network of regions is never trained
-    a, b = (load(r).weights('last')['head.out.weight'] for r in (tuned, frozen))
+    a, b = (open_run_folder(r).weights('last')['head.out.weight'] for r in (tuned, frozen))
     assert not torch.equal(a, b)
 
 
@@ -147,15 +149,15 @@ def test_a_stopped_and_resumed_fine_tuning_has_the_same_bits(tuned, body, tmp_pa
 
     with pytest.raises(TrainingInterrupted) as e:
         finetune(finetune_spec(body, 'vqa', [*PLAN, *SCENES]), out=tmp_path / 'stopped', log=Stop())
-    assert e.value.code == 130 and load(tmp_path / 'stopped').saved()[-1] == 4
+    assert e.value.code == 130 and open_run_folder(tmp_path / 'stopped').saved()[-1] == 4
     text = []
     out = resume_run(tmp_path / 'stopped', log=text.append)
     assert 'resuming from step 4' in text
     for which in ('last', 'best'):
-        a = load(tuned).weights(which)
-        b = load(out).weights(which)
+        a = open_run_folder(tuned).weights(which)
+        b = open_run_folder(out).weights(which)
         assert all(torch.equal(a[k], b[k]) for k in a) and a.keys() == b.keys()
-    a, b = (load(r).results()[0]['numbers'] for r in (tuned, out))
+    a, b = (open_run_folder(r).results()[0]['numbers'] for r in (tuned, out))
     assert a['table'] == b['table'] and a['history'] == b['history']
     text.clear()
     resume_run(out, log=text.append)
@@ -168,7 +170,7 @@ OTHERS = [dict(changes=['lr=0.02']), dict(changes=['scenes=13']), dict(seed=1), 
 @pytest.mark.parametrize('change', OTHERS)
 def test_resume_as_another_fine_tuning_is_refused(body, tmp_path, change, tuned):
     (tmp_path / 'copy').mkdir()
-    for p in load(tuned).path.rglob('*'):
+    for p in open_run_folder(tuned).path.rglob('*'):
         if p.is_file() and p.name not in ('result.jsonl', '.lock'):
             (tmp_path / 'copy' / p.relative_to(tuned)).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / 'copy' / p.relative_to(tuned)).write_bytes(p.read_bytes())
@@ -203,7 +205,7 @@ def test_every_task_is_trained_on_the_world(body, tmp_path, task):
     out = finetune(
         finetune_spec(body, task, ['steps=2', 'bs=8', 'every=2', 'warmup=1', *SCENES]), out=tmp_path / task, log=quiet
     )
-    table = load(out).results()[0]['numbers']['table']
+    table = open_run_folder(out).results()[0]['numbers']['table']
     metrics = {r['metric'] for r in table}
     assert metrics == ({'micro F1', 'macro F1'} if task == 'mm_imdb' else {'accuracy'})
     assert {r['question'].split(',')[0].split(':')[0] for r in table} == {f'{task} valid', f'{task} test'}
@@ -226,7 +228,7 @@ def test_every_task_is_trained_on_its_own_files(body, tmp_path, task):
         out=tmp_path / 'out',
         log=texts.append,
     )
-    run = load(out)
+    run = open_run_folder(out)
     table = run.results()[0]['numbers']['table']
     tests = [r for r in table if ' test' in r['question']]
     assert bool(tests) == (task in ('snli_ve', 'mm_imdb'))
@@ -274,7 +276,7 @@ def test_unreadable_photos_of_the_validation_set_are_counted_before_training(bod
     run = finetune(finetune_spec(body, 'vqa', PLAN, root=tmp_path / 'root'), out=tmp_path / 'out', log=text.append)
     n = len(scenes_in_vqa[1].questions)
     assert any(f'{n} of ' in line and 'are about images that cannot be read' in line for line in text), text
-    rows = load(run).results()[-1]['numbers']['table']
+    rows = open_run_folder(run).results()[-1]['numbers']['table']
     assert max(r['n'] for r in rows) == sum(len(s.questions) for s in scenes_in_vqa) - n
 
 
@@ -357,7 +359,7 @@ def test_a_fifth_task_is_one_add(body, tmp_path):
             )
         )
         out = finetune(finetune_spec(body, 'even', [*PLAN, *SCENES]), out=tmp_path / 'out', log=quiet)
-        assert load(out).results()[0]['numbers']['table'][0]['question'] == 'even valid'
+        assert open_run_folder(out).results()[0]['numbers']['table'][0]['question'] == 'even valid'
     finally:
         TASKS.pop('even', None)
 
@@ -522,7 +524,7 @@ def test_each_image_has_its_own_regions(tmp_path, monkeypatch, shuffled):
         out = finetune(finetune_spec(run, 'planted', plan), out=tmp_path / 'out', log=quiet)
     finally:
         TASKS.pop('planted', None)
-    table = {(r['question'], r['backbone']): r['value'] for r in load(out).results()[0]['numbers']['table']}
+    table = {(r['question'], r['backbone']): r['value'] for r in open_run_folder(out).results()[0]['numbers']['table']}
     right, text_only = (table['planted test', who] for who in ('visualbert', 'visualbert, no image'))
     assert (30 < right < 70) if shuffled else right > 97, table
     assert 30 < text_only < 70, table
@@ -552,8 +554,8 @@ def test_a_model_without_a_part_for_bf16_is_trained_in_fp32(tmp_path, monkeypatc
         out = finetune(
             finetune_spec(run, 'planted', ['steps=2', 'bs=8', 'every=2', 'warmup=1']), out=tmp_path / 'out', log=quiet
         )
-        assert load(out).results()[0]['precision'] == 'fp32'
-        assert load(out).info['precision'] == ('bf16' if bf16 else 'fp32')
+        assert open_run_folder(out).results()[0]['precision'] == 'fp32'
+        assert open_run_folder(out).info['precision'] == ('bf16' if bf16 else 'fp32')
         with pytest.raises(ValueError, match='precision bf16: on a CPU the model needs'):
             finetune(
                 finetune_spec(run, 'planted', ['steps=2', 'bs=8', 'every=2', 'warmup=1'], precision='bf16'),
@@ -586,14 +588,14 @@ def test_the_schedule_of_mm_imdb_is_that_of_the_paper(tmp_path):
 def test_the_table_may_leave_out_the_test_set(body, tmp_path):
     "Which split a number is of its row says"
     out = finetune(finetune_spec(body, 'snli_ve', [*SHORT, *SCENES, 'report=valid']), out=tmp_path / 'out', log=quiet)
-    wanted = {r['question'] for r in load(out).results()[0]['numbers']['table']}
+    wanted = {r['question'] for r in open_run_folder(out).results()[0]['numbers']['table']}
     assert {q.split(':')[0] for q in wanted} == {'snli_ve valid'} and (out / 'predictions-test.jsonl').is_file()
 
 
 def test_the_page_shows_task_table_curves_and_examples(tuned):
     "Task, metric with interval, without the image, curves, ten examples with picture, question, answer and truth"
     page = (tuned / 'report.html').read_text()
-    run = load(tuned)
+    run = open_run_folder(tuned)
     row = next(r for r in run.results()[0]['numbers']['table'] if r['question'] == 'vqa valid')
     value = f'{row["value"]:.1f} [{row["low"]:.1f}, {row["high"]:.1f}]'
     parts = 'visualbert on vqa', value, 'visualbert, no image', 'score in percent', 'The plan'
@@ -613,9 +615,9 @@ def test_a_run_killed_before_its_first_checkpoint_begins_anew(tuned, body, tmp_p
         (run / name).write_bytes((tuned / name).read_bytes())
     text = []
     resume_run(run, log=text.append)
-    a, b = (load(r).weights('last') for r in (run, tuned))
+    a, b = (open_run_folder(r).weights('last') for r in (run, tuned))
     assert text[0] == 'no checkpoint: beginning anew' and all(torch.equal(v, a[k]) for k, v in b.items())
-    assert load(run).info['finetune'] == load(tuned).info['finetune']
+    assert open_run_folder(run).info['finetune'] == open_run_folder(tuned).info['finetune']
 
 
 # ---------------------------------------------------------------- any backbone
@@ -686,7 +688,7 @@ def test_wrong_words_are_one_line(body, words, why, capsys):
 def test_the_command_trains_and_resumes(body, tmp_path, capsys):
     words = [str(body), '--task', 'vqa', '--frozen', '--out', str(tmp_path / 'out'), '--seed', '3']
     main(['finetune', *words, *(f'--{c}' for c in [*PLAN, *SCENES])])
-    info = load(tmp_path / 'out').info
+    info = open_run_folder(tmp_path / 'out').info
     narratives = info['finetune']
     assert narratives['plan']['frozen'] is True and info['seed'] == 3 and narratives['sizes']['scenes'] == 12
     assert 'vqa test (accuracy)' in capsys.readouterr().out

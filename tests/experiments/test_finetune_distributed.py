@@ -8,7 +8,7 @@ import torch
 from ranks import codes, last, run_ranks
 from run_folders import TINY, rows, untrained
 
-from vlrep.training.run_folder import load
+from vlrep.training.run_folder import open_run_folder
 
 PLAN = dict(steps=8, bs=8, every=4, warmup=2, lr=0.01, dropout=0, scenes=12, valid=7, test=6)
 WORDS = [
@@ -53,7 +53,7 @@ def done(tmp_path_factory):
 
 def facts(run):
     "Steps, losses and scores of the evaluations, and the table"
-    numbers = load(run).results()[-1]['numbers']
+    numbers = open_run_folder(run).results()[-1]['numbers']
     return numbers['history'], [r['value'] for r in numbers['table']]
 
 
@@ -66,7 +66,7 @@ def trained(run, which):
         n = len(w) // 3
         return torch.cat([w[:n], w[2 * n :]])
 
-    return {k: part(k, w) for k, w in load(run).weights(which).items()}
+    return {k: part(k, w) for k, w in open_run_folder(run).weights(which).items()}
 
 
 @pytest.mark.parametrize('name', ['two', 'three'])
@@ -92,7 +92,7 @@ def test_several_processes_equal_one(done, name):
 def test_the_main_process_alone_writes(done):
     got, cwd = done
     assert got['two'][1]['out'] == got['two'][1]['err'] == got['two'][0]['err'] == ''
-    assert 'report: ' in got['two'][0]['out'] and load(cwd / 'two').info['world_size'] == 2
+    assert 'report: ' in got['two'][0]['out'] and open_run_folder(cwd / 'two').info['world_size'] == 2
 
 
 def test_resume_is_exact(done):
@@ -100,8 +100,8 @@ def test_resume_is_exact(done):
     got, cwd = done
     assert codes(got['stopped']) == [143, 143] and codes(got['resumed']) == [0, 0], got['stopped']
     assert 'resuming from step ' in got['resumed'][0]['out']
-    a = load(cwd / 'run')
-    b = load(cwd / 'two')
+    a = open_run_folder(cwd / 'run')
+    b = open_run_folder(cwd / 'two')
     assert facts(a.path) == facts(b.path) and rows(a.path) == rows(b.path)
     for which in ('last', 'best'):
         w = b.weights(which)

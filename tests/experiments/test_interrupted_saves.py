@@ -31,7 +31,7 @@ from vlrep.evaluation.base import EVALUATIONS
 from vlrep.experiments.pretrain import pretrain, resume_run
 from vlrep.experiments.spec import Runtime, recorded_spec, run_spec
 from vlrep.training.checkpoint import Checkpointer
-from vlrep.training.run_folder import Run, load
+from vlrep.training.run_folder import Run, open_run_folder
 
 # epochs end, and checkpoints are made, at the steps 13 and 20
 FIRST = 13
@@ -83,9 +83,9 @@ def run(killed, tmp_path):
 
 def same_run(a, b):
     for which in ('last', 'best'):
-        w = load(b).weights(which)
-        assert all(torch.equal(v, w[k]) for k, v in load(a).weights(which).items())
-    assert rows(a) == rows(b) and load(a).state('best')['step'] == load(b).state('best')['step']
+        w = open_run_folder(b).weights(which)
+        assert all(torch.equal(v, w[k]) for k, v in open_run_folder(a).weights(which).items())
+    assert rows(a) == rows(b) and open_run_folder(a).state('best')['step'] == open_run_folder(b).state('best')['step']
 
 
 # ---------------------------------------------------------------- in the first save
@@ -97,9 +97,9 @@ def test_a_run_killed_in_its_first_save_goes_on_to_the_same_bits(run, whole):
     again(run, log=text.append)
     same_run(run, whole)
     assert f'resuming from step {FIRST}, that of the best checkpoint: there is no other' in text
-    x, y = (load(r).results() for r in (run, whole))
+    x, y = (open_run_folder(r).results() for r in (run, whole))
     assert len(x) == 1 and x[0]['numbers']['table'] == y[0]['numbers']['table']
-    assert not [p for p in run.rglob('.*.tmp')] and not load(run).missing()
+    assert not [p for p in run.rglob('.*.tmp')] and not open_run_folder(run).missing()
 
 
 @pytest.mark.parametrize('at,step', [(FIRST, FIRST), ('best', FIRST), (0, 0)])
@@ -115,8 +115,8 @@ def test_after_a_torn_first_save_an_inexact_resume_works(run, quick):
     again(run, inexact=True, changes=['bs=8', 'steps=30'], log=text.append)
     assert (
         any('no longer exact' in s for s in text)
-        and load(run).results()[0]['numbers']['steps'] == 30
-        and load(run).state()['step'] == 30
+        and open_run_folder(run).results()[0]['numbers']['steps'] == 30
+        and open_run_folder(run).state()['step'] == 30
     )
 
 
@@ -190,7 +190,7 @@ def test_a_worker_that_dies_in_the_first_save_is_an_error(tmp_path, monkeypatch,
     if k == 2:
         assert str(e.value).endswith(f'; the only checkpoint is {run}/best')
         monkeypatch.undo()
-        assert load(run).state('best')['step'] == FIRST
+        assert open_run_folder(run).state('best')['step'] == FIRST
 
 
 def test_a_torn_tokenizer_is_made_again(tmp_path, monkeypatch, quick):
@@ -208,7 +208,7 @@ def test_a_torn_tokenizer_is_made_again(tmp_path, monkeypatch, quick):
 
     assert in_child(work) == -signal.SIGKILL and (run / 'tokenizer.model').stat().st_size == 99
     again(run)
-    assert load(run).results() and load(run).part('tokenizer.model').stat().st_size > 999
+    assert open_run_folder(run).results() and open_run_folder(run).part('tokenizer.model').stat().st_size > 999
 
 
 # ---------------------------------------------------------------- after the last save
@@ -230,18 +230,18 @@ def test_a_torn_result_is_written_again(whole, tmp_path, quick, how):
     text = []
     p.unlink() if TORN[how] is None else p.write_bytes(TORN[how](b))
     again(run, log=text.append)
-    (new,) = load(run).results()
-    (old,) = load(whole).results()
+    (new,) = open_run_folder(run).results()
+    (old,) = open_run_folder(whole).results()
     assert (
         new['numbers']['held_loss'] == old['numbers']['held_loss']
         and new['numbers']['steps'] == 20
-        and not load(run).missing()
+        and not open_run_folder(run).missing()
     )
     assert new['changes'] == old['changes'] and {'baselines=False', 'jitter=0.3'} <= set(new['changes'])
     assert not any('flip_p' in c for c in new['changes'])  # it was given the value that it has anyway
     assert any('torn; it will be made anew' in s for s in text) == (how != 'missing')
     again(run, log=text.append)
-    assert 'complete, nothing is left to do' in text[-1] and len(load(run).results()) == 1
+    assert 'complete, nothing is left to do' in text[-1] and len(open_run_folder(run).results()) == 1
 
 
 @pytest.mark.parametrize('how', TORN)
@@ -265,7 +265,11 @@ def test_a_run_killed_before_its_report_writes_only_the_report(tmp_path, quick):
         vlrep.experiments.pretrain.write_report = lambda r: os.kill(os.getpid(), signal.SIGKILL)
         go(run)
 
-    assert in_child(work) == -signal.SIGKILL and not (run / 'report.html').exists() and len(load(run).results()) == 1
+    assert (
+        in_child(work) == -signal.SIGKILL
+        and not (run / 'report.html').exists()
+        and len(open_run_folder(run).results()) == 1
+    )
     result = (run / 'result.jsonl').read_bytes()
     again(run)
     assert (run / 'report.html').is_file() and (run / 'result.jsonl').read_bytes() == result
@@ -397,7 +401,7 @@ def test_scenes_cut_off_while_a_run_reads_them_are_an_error(tmp_path, own_cache,
         ):
             go(run)
 
-    assert in_child(work) == 0 and load(run).state()['step'] == FIRST
+    assert in_child(work) == 0 and open_run_folder(run).state()['step'] == FIRST
     again(run)
     same_run(run, whole)
 
@@ -438,7 +442,7 @@ def test_missing_test_photos_keep_the_training(tmp_path, monkeypatch):
     for p in moved:
         shutil.move(away / p.name, p)
     again(run)
-    assert load(run).results()[-1]['numbers']['steps'] == 2 and not load(run).missing()
+    assert open_run_folder(run).results()[-1]['numbers']['steps'] == 2 and not open_run_folder(run).missing()
 
 
 @pytest.mark.parametrize('encoding', ['latin-1', 'ascii'])
@@ -450,7 +454,10 @@ def test_a_path_is_printed_on_a_terminal_that_lacks_its_letters(tmp_path, monkey
     main(['pretrain', '--out', str(tmp_path / 'Läufe 😀'), '--method', 'supervised', *sets(TWENTY_STEPS)])
     out.flush()
     monkeypatch.undo()
-    assert '\\U0001f600/report.html' in out.buffer.getvalue().decode(encoding) and load(tmp_path / 'Läufe 😀').results()
+    assert (
+        '\\U0001f600/report.html' in out.buffer.getvalue().decode(encoding)
+        and open_run_folder(tmp_path / 'Läufe 😀').results()
+    )
 
 
 def test_a_folder_name_that_is_not_utf8_is_refused_before_training(tmp_path):

@@ -13,7 +13,7 @@ from tools import TWENTY_STEPS, quiet
 from vlrep.experiments.finetune import finetune
 from vlrep.experiments.pretrain import pretrain, resume_run
 from vlrep.experiments.spec import finetune_spec, run_spec
-from vlrep.training.run_folder import load
+from vlrep.training.run_folder import open_run_folder
 
 PLAN = ['steps=2', 'bs=8', 'every=1', 'warmup=1', 'lr=0.01', 'report=valid']
 
@@ -43,9 +43,9 @@ def same_run(a, b):
     "The same weights, log and numbers; and nothing is left of the write in which a process was killed"
     assert rows(a) == rows(b)
     for which in ('last', 'best'):
-        w = load(b).weights(which)
-        assert w and all(torch.equal(v, w[k]) for k, v in load(a).weights(which).items())
-    x, y = (load(r).results() for r in (a, b))
+        w = open_run_folder(b).weights(which)
+        assert w and all(torch.equal(v, w[k]) for k, v in open_run_folder(a).weights(which).items())
+    x, y = (open_run_folder(r).results() for r in (a, b))
     assert len(x) == len(y) == 1 and x[0]['numbers'] == y[0]['numbers']
     assert {p.name for p in a.iterdir()} == {p.name for p in b.iterdir()}
     assert not [p for p in a.rglob('.*') if p.suffix in ('.tmp', '.old')]

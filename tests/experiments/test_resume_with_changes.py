@@ -17,7 +17,7 @@ from vlrep.cli import main
 from vlrep.experiments.commands import caption
 from vlrep.experiments.pretrain import pretrain, resume_run
 from vlrep.experiments.spec import recorded_spec, run_spec
-from vlrep.training.run_folder import load
+from vlrep.training.run_folder import open_run_folder
 
 SMALL = ['size=32', 'vocab=300', 'shuffles=1', *NET]
 
@@ -47,14 +47,14 @@ def words(*more):
 
 def test_a_finished_run_trains_more_steps_with_moved_photos(trained, run, capsys):
     "resume RUN --root NEW --steps MORE: the data set is that of the run, and the photos are found"
-    before = load(run).log()
+    before = open_run_folder(run).log()
     err = refused(capsys, 'resume', run, '--steps', 9)
     assert 'photos' in err and '--root' in err, err
     main(words('resume', run, '--root', trained / 'moved', '--steps', 9))
     text = capsys.readouterr().out
     assert 'the run was finished and goes on to 9 steps, on a schedule made anew' in text, text
     assert 'at step 6 the learning rate is 0.' in text and 'no longer exact, it differs in: steps: was 6, now 9' in text
-    done = load(run)
+    done = open_run_folder(run)
     assert [r['numbers']['steps'] for r in done.results()] == [6, 9] and done.saved()[-1] == 9
     assert done.info['inexact'] == ['steps: was 6, now 9'] and done.info['root'] == str(trained / 'moved')
     assert [r['step'] for r in done.log()][: len(before)] == [r['step'] for r in before]
@@ -77,11 +77,11 @@ def test_a_run_stopped_on_the_way_to_more_steps_is_not_finished(trained, run, ca
         m.setattr(pretraining, '_finish', stop)
         with pytest.raises(SystemExit) as e:
             main(words('resume', run, '--root', trained / 'moved', '--steps', 9))
-    assert e.value.code == 143 and load(run).unfinished()
+    assert e.value.code == 143 and open_run_folder(run).unfinished()
     capsys.readouterr()
     main(words('resume', run))
     assert 'report: ' in capsys.readouterr().out
-    assert [r['numbers']['steps'] for r in load(run).results()] == [6, 9]
+    assert [r['numbers']['steps'] for r in open_run_folder(run).results()] == [6, 9]
 
 
 WRONG = {

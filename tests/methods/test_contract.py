@@ -31,7 +31,7 @@ from vlrep.experiments.splits import open_splits
 from vlrep.methods.base import METHODS, Method
 from vlrep.methods.learner import make_learner
 from vlrep.training.learner import GlobalMeanLoss
-from vlrep.training.run_folder import Run, load
+from vlrep.training.run_folder import Run, open_run_folder
 
 TASKS = {m: src for m, src in MODULES.items() if re.fullmatch(r'vlrep\.methods\.\w+\.method', m)}
 
@@ -206,7 +206,7 @@ def test_a_model_saved_and_loaded_answers_the_same(case, tmp_path):
     m = vlrep.load(tmp_path / 'run')
     want = case.answer(case.learn.model)
     fresh = case.fresh(seed=9).model
-    fresh.load_state_dict(load(tmp_path / 'run').weights())
+    fresh.load_state_dict(open_run_folder(tmp_path / 'run').weights())
     got = case.answer(fresh)
     assert list(got) == list(want) and all(torch.equal(got[k], want[k]) for k in want)
     pics = [case.splits['test'][i].image for i in range(2)]

@@ -24,10 +24,10 @@ from vlrep.data.tasks import TaskDataset, read_labels
 from vlrep.datasets.world.dataset import world
 from vlrep.experiments.commands import evaluate, export
 from vlrep.experiments.finetune import finetune
+from vlrep.experiments.initial_weights import run_backbone
 from vlrep.experiments.pretrain import pretrain, resume_run
 from vlrep.experiments.region_files import make_regions, write_regions
 from vlrep.experiments.spec import finetune_spec, run_spec
-from vlrep.experiments.start import run_backbone
 from vlrep.methods import fusion_collate, fusion_training
 from vlrep.methods.base import METHODS
 from vlrep.methods.icmlm.model import bert_digest
@@ -35,7 +35,7 @@ from vlrep.metrics.vqa import UNKNOWN
 from vlrep.models.bert import bert_tokenizer, save_bert, small_config
 from vlrep.models.bert_model import Bert, BertConfig
 from vlrep.training.interrupts import TrainingInterrupted
-from vlrep.training.run_folder import load
+from vlrep.training.run_folder import open_run_folder
 
 
 class Colours:
@@ -304,7 +304,7 @@ def begun(out, changes, monkeypatch):
 def test_resume_with_a_changed_store_is_refused(tmp_path, monkeypatch):
     store = stored(tmp_path / 'store')
     run = begun(tmp_path / 'run', [*FILES, f'region_files={store}'], monkeypatch)
-    assert set(load(run).info['contents']) == {'region_files', 'captions of train', 'captions of valid'}
+    assert set(open_run_folder(run).info['contents']) == {'region_files', 'captions of train', 'captions of valid'}
     stored(store, seed=1)
     with pytest.raises(
         ValueError,
@@ -315,16 +315,16 @@ def test_resume_with_a_changed_store_is_refused(tmp_path, monkeypatch):
     text = []
     stored(store)
     resume_run(run, log=text.append)
-    assert any('resuming from step 2' in s for s in text) and load(run).results()
+    assert any('resuming from step 2' in s for s in text) and open_run_folder(run).results()
 
 
 def test_a_changed_store_may_be_excused(tmp_path, monkeypatch):
     store = stored(tmp_path / 'store')
     run = begun(tmp_path / 'run', [*FILES, f'region_files={store}'], monkeypatch)
-    was = load(run).info['contents']['region_files']
+    was = open_run_folder(run).info['contents']['region_files']
     stored(store, seed=1)
     resume_run(run, inexact=True, log=quiet)
-    now = load(run).info
+    now = open_run_folder(run).info
     assert now['contents']['region_files'] != was and 'contents region_files' in str(now['inexact'])
 
 
@@ -391,7 +391,7 @@ def test_fine_tuning_reads_features_of_the_same_width(tmp_path):
     run = pretrain(
         run_spec('visualbert', [*SMALL, *FILES, f'region_files={store}'], **HOW), out=tmp_path / 'run', log=quiet
     )
-    assert load(run).info['sizes']['region_width'] == 6
+    assert open_run_folder(run).info['sizes']['region_width'] == 6
     other = stored(tmp_path / 'other', 8)
     text = []
     with pytest.raises(ValueError, match='other: has features of width 8, and this run asks for width 6'):
@@ -498,7 +498,9 @@ def test_a_run_opens_without_the_folder_of_its_bert(method, tmp_path):
     folder = bert_in(tmp_path / 'bert', tokenizer)
     own = [c for c in SMALL if method != 'icmlm' or c.partition('=')[0] not in ('width', 'heads', 'depth', 'vocab')]
     run = pretrain(run_spec(method, [*own, *CHANGES[method], f'bert={folder}'], **HOW), out=tmp_path / 'run', log=quiet)
-    assert load(run).info['sizes']['bert'].items() >= dict(width=16, depth=1, heads=2, ffn=24, eps=1e-6).items()
+    assert (
+        open_run_folder(run).info['sizes']['bert'].items() >= dict(width=16, depth=1, heads=2, ffn=24, eps=1e-6).items()
+    )
     batch = dict(
         tokens=torch.tensor([[2, 9, tokenizer.mask, 7, 3]]), lengths=torch.tensor([5]), images=torch.zeros(1, 3, 32, 32)
     )
@@ -510,7 +512,7 @@ def test_a_run_opens_without_the_folder_of_its_bert(method, tmp_path):
     before = wanted()
     shutil.rmtree(folder)
     torch.testing.assert_close(wanted(), before, rtol=0, atol=0)
-    on = 'masked_words' if method == 'icmlm' else 'fusion_ablation'
+    on = 'masked_words' if method == 'icmlm' else 'image_ablation'
     assert evaluate(run, on, log=quiet)
     out = finetune(finetune_spec(run, 'vqa', TASK), out=tmp_path / 'out', log=quiet)
     assert vlrep.load(out).answer(np.zeros((32, 32, 3), np.uint8), 'what is it?')

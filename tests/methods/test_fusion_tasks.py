@@ -31,11 +31,11 @@ from vlrep.experiments.spec import Runtime, finetune_spec, run_spec
 from vlrep.experiments.splits import open_splits
 from vlrep.methods import fusion_collate
 from vlrep.methods.base import METHODS
-from vlrep.methods.fusion_collate import check_fusion, written_by
+from vlrep.methods.fusion_collate import check_fusion, generate_captions
 from vlrep.methods.learner import make_learner
 from vlrep.models.pretrained import Pretrained
 from vlrep.reports.weight_drift import weight_drift
-from vlrep.training.run_folder import Run, load
+from vlrep.training.run_folder import Run, open_run_folder
 
 NET = dict(
     size=32,
@@ -90,7 +90,7 @@ def test_every_task_is_pretrained_on(task, roots, tmp_path, capsys):
             *words,
         ]
     )
-    run, line = load(tmp_path / 'run'), load(tmp_path / 'run').results()[0]
+    run, line = open_run_folder(tmp_path / 'run'), open_run_folder(tmp_path / 'run').results()[0]
     asks = task in ('vqa', 'vizwiz')
     assert run.info['recipe']['source'] == ('questions' if asks else 'captions')
     assert run.info['name'] == ('vqa' if asks else 'flickr8k')
@@ -303,8 +303,8 @@ def tuned(body, tmp_path_factory):
 
 def test_drift_is_in_the_report(body, tuned):
     "A row for each matrix of attention, from the weights before and after, as figures and a table"
-    rows = load(tuned).results()[0]['numbers']['drift']
-    want = weight_drift(load(body).weights('best'), load(tuned).weights('best'))
+    rows = open_run_folder(tuned).results()[0]['numbers']['drift']
+    want = weight_drift(open_run_folder(body).weights('best'), open_run_folder(tuned).weights('best'))
     assert [r['matrix'] for r in rows] == ['W_Q', 'W_K', 'W_V', 'W_O']
     named = {b['matrix']: b for b in want}
     for a in rows:
@@ -319,17 +319,19 @@ def test_drift_is_in_the_report(body, tuned):
 def test_the_report_has_no_drift_where_there_is_none(body, tuned, tmp_path):
     "A frozen body does not move; initial weights that are gone or changed are said, and the report goes without"
     frozen = finetune(finetune_spec(body, 'vqa', [*PLAN, *TASK, 'frozen=true']), out=tmp_path / 'frozen', log=quiet)
-    assert 'drift' not in load(frozen).results()[0]['numbers']
+    assert 'drift' not in open_run_folder(frozen).results()[0]['numbers']
     assert 'Drift of the weights' not in (frozen / 'report.html').read_text()
     shutil.copytree(body, tmp_path / 'body')
     out = finetune(finetune_spec(tmp_path / 'body', 'vqa', [*PLAN, *TASK]), out=tmp_path / 'out', log=quiet)
-    assert load(out).results()[0]['numbers']['drift'] == load(tuned).results()[0]['numbers']['drift']
+    assert (
+        open_run_folder(out).results()[0]['numbers']['drift'] == open_run_folder(tuned).results()[0]['numbers']['drift']
+    )
     shutil.rmtree(tmp_path / 'body')
     text = []
     (out / 'result.jsonl').unlink()
     resume_run(out, log=text.append)
     assert any(s.startswith('the drift of the weights is not known: ') and 'body' in s for s in text)
-    assert 'drift' not in load(out).results()[0]['numbers']
+    assert 'drift' not in open_run_folder(out).results()[0]['numbers']
 
 
 def test_questions_and_pictures_out_of_bounds_are_refused(tuned, tmp_path):
@@ -383,28 +385,30 @@ def test_captions_are_written_in_chunks_and_kept(writer, tmp_path, monkeypatch, 
     monkeypatch.setattr(Pretrained, 'caption', counted)
     monkeypatch.setattr(fusion_collate, '_CAPTIONED', 8)
     images = world('train', 20, size=48)
-    first = written_by(writer, images)
+    first = generate_captions(writer, images)
     assert wanted == [8, 8, 4]
     assert first == [t or 'a picture' for t in vlrep.load(writer).caption([r.load() for r in images])]
     wanted.clear()
     shutil.copytree(writer, tmp_path / 'same')
-    assert written_by(tmp_path / 'same', images) == first and not wanted
-    written_by(writer, images.subset([*range(1, 20), 0]))  # as many, and others in each place
+    assert generate_captions(tmp_path / 'same', images) == first and not wanted
+    generate_captions(writer, images.subset([*range(1, 20), 0]))  # as many, and others in each place
     assert wanted == [8, 8, 4]
     for remaining in (own_cache / 'captions').glob('*/captions.json'):
         remaining.write_text('[')
-    assert written_by(writer, images) == first  # a damaged file is written anew
+    assert generate_captions(writer, images) == first  # a damaged file is written anew
 
 
 def test_captions_of_other_weights_are_written_anew(writer, tmp_path, own_cache):
     "Another checkpoint in the same folder"
     images = world('train', 4, size=48)
     shutil.copytree(writer, tmp_path / 'run')
-    written_by(tmp_path / 'run', images)
-    moved = {k: v + 0.1 if v.is_floating_point() else v for k, v in load(tmp_path / 'run').weights('best').items()}
+    generate_captions(tmp_path / 'run', images)
+    moved = {
+        k: v + 0.1 if v.is_floating_point() else v for k, v in open_run_folder(tmp_path / 'run').weights('best').items()
+    }
     with Run.reopen(tmp_path / 'run') as run:
         run.save('best', moved, dict(step=0))
-    written_by(tmp_path / 'run', images)
+    generate_captions(tmp_path / 'run', images)
     assert len(list((own_cache / 'captions').glob('*/captions.json'))) == 2
 
 
@@ -426,7 +430,7 @@ def test_empty_captions_are_counted(writer, monkeypatch, own_cache):
     data = {s: world(s, 6, size=32) for s in ('train', 'valid')}
     lines = check_fusion(recipe, data, 'world')
     assert f'{writer}: 2 of 6 captions of the train images are empty: "a picture" stands for them' in lines
-    assert written_by(writer, data['train'])[:3] == ['a picture', 'a dog', 'a picture']
+    assert generate_captions(writer, data['train'])[:3] == ['a picture', 'a dog', 'a picture']
 
 
 # ---------------------------------------------------------------- the head for words, lists of sublayers
@@ -504,7 +508,7 @@ def test_a_list_of_sublayers_is_trained_opened_and_fine_tuned(method, tmp_path):
             BETWEEN[method],
         ]
     )
-    run = load(tmp_path / 'run')
+    run = open_run_folder(tmp_path / 'run')
     assert run.info['recipe']['sublayers'] == BETWEEN[method]
     body = vlrep.load(run.path).capabilities['fuse'].__self__
     pairs = [l.pairs for l in body.encoder.config.sublayers]
@@ -513,7 +517,7 @@ def test_a_list_of_sublayers_is_trained_opened_and_fine_tuned(method, tmp_path):
         == dict(visualbert=['tt', 'ti it', 'ti it', 'tt ti it ii'], vilbert=['tt', 'ii', 'tt ti', 'it ii'])[method]
     )
     finetune(finetune_spec(run.path, 'vqa', [*PLAN, *TASK]), out=tmp_path / 'vqa', log=quiet)
-    assert load(tmp_path / 'vqa').results()[0]['numbers']['drift']
+    assert open_run_folder(tmp_path / 'vqa').results()[0]['numbers']['drift']
 
 
 @pytest.mark.parametrize(

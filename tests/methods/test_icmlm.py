@@ -17,7 +17,7 @@ from vlrep.data.loader import loaders
 from vlrep.datasets.world.dataset import world
 from vlrep.evaluation.masked_words.table import masked_word_maps, masked_word_table
 from vlrep.experiments.commands import evaluate
-from vlrep.experiments.open import open_run
+from vlrep.experiments.load_run import open_run
 from vlrep.experiments.pretrain import pretrain
 from vlrep.experiments.spec import run_spec
 from vlrep.methods.base import METHODS
@@ -27,10 +27,10 @@ from vlrep.methods.learner import make_learner
 from vlrep.models.bert import save_bert
 from vlrep.models.bert_model import Bert, BertConfig
 from vlrep.models.concept_head import ConceptHead
-from vlrep.models.named import named_backbone
 from vlrep.models.pretrained import Pretrained
+from vlrep.models.timm_torchvision import named_backbone
 from vlrep.training.checkpoint import frozen_weights
-from vlrep.training.run_folder import load
+from vlrep.training.run_folder import open_run_folder
 
 METHOD = METHODS['icmlm']
 SMALL = dict(size=32, visual_width=8, vocab=300, width=16, depth=1, heads=2, bert_steps=20, bs=16, steps=4, warmup=1)
@@ -460,7 +460,7 @@ def test_a_run_has_its_tables_and_opens_to_the_same_answers(tmp_path):
         out=tmp_path / 'run',
         log=lambda s: None,
     )
-    num = load(out).results()[-1]['numbers']
+    num = open_run_folder(out).results()[-1]['numbers']
     columns = (out / 'log.csv').read_text().splitlines()[0].split(',')
     assert {'train_word', 'train_tags', 'valid_word', 'valid_tags'} <= set(columns), columns
     rows = {(r['backbone'], r['metric']): r for r in num['masked_words']}
@@ -476,6 +476,6 @@ def test_a_run_has_its_tables_and_opens_to_the_same_answers(tmp_path):
     assert len(held_out) > 2 and all(
         {k.split('.')[0] == 'bert' for k in ks} == {p == frozen} for p, ks in held_out.items()
     )
-    assert set().union(*held_out.values()) == set(load(out).weights('best'))
+    assert set().union(*held_out.values()) == set(open_run_folder(out).weights('best'))
     samples = json.loads((out / 'samples.json').read_text())
     assert samples['words'] and all(abs(np.sum(w['map']) - 1) < 0.01 for s in samples['words'] for w in s['words'])

@@ -16,13 +16,13 @@ from tools import WORLD
 from vlrep.core.fields import check_fields
 from vlrep.experiments.baselines import train_on
 from vlrep.experiments.config import recipe_dict, recipe_from_dict
-from vlrep.experiments.open import open_run
+from vlrep.experiments.load_run import open_run
 from vlrep.experiments.pretrain import pretrain
 from vlrep.experiments.spec import run_spec
 from vlrep.methods.base import METHODS
 from vlrep.methods.learner import make_learner
 from vlrep.methods.recipe import MethodRecipe
-from vlrep.training.run_folder import load
+from vlrep.training.run_folder import open_run_folder
 
 SHARED = [f.name for f in dataclasses.fields(MethodRecipe)]
 
@@ -62,7 +62,7 @@ def test_every_method_follows_the_inherited_switches(name):
 def test_compiled_stages_compute_the_same():
     "With the compiler's front end alone, which takes seconds: every way to call the backbone runs compiled stages"
     from vlrep.models.backbones import make_backbone
-    from vlrep.training.memory import BackboneOptions
+    from vlrep.training.shared_options import BackboneOptions
 
     torch.manual_seed(0)
     images = torch.randn(2, 3, 16, 16)
@@ -106,7 +106,7 @@ def test_a_run_keeps_the_averaged_weights(tmp_path):
         'activation_checkpointing=yes',
     ]
     out = pretrain(run_spec('virtex', changes, threads=1, precision='fp32'), out=tmp_path / 'run', log=lambda s: None)
-    run = load(out)
+    run = open_run_folder(out)
     assert run.recipe['ema'] == 0.8 and run.recipe['frozen_stages'] == 1
     assert {'ema=0.8', 'logit_chunk=64'} <= set(run.results()[-1]['changes'])
     remaining = run.state('last')['training']['callbacks']['ema']

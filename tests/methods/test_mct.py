@@ -23,7 +23,7 @@ from vlrep.methods.base import METHODS
 from vlrep.methods.learner import make_learner
 from vlrep.methods.mct.collate import check_views
 from vlrep.training.learner import BaseCallback
-from vlrep.training.run_folder import Run, load
+from vlrep.training.run_folder import Run, open_run_folder
 
 VARIANTS = {
     'moco_v2': (dict(cc=0.0, ic=0.0, ci=0.0), {'heads.image_intra', 'visual'}),
@@ -185,7 +185,7 @@ def test_a_run_with_tags_opens_without_its_data(tmp_path):
 def test_a_run_without_text_is_finished_opened_and_resumed(tmp_path):
     "MoCo v2 by switching losses off: a run without tokenizer, finished, opened, and gone on with"
     run = tiny(tmp_path / 'run', 'world_moco_v2')
-    assert not (run / 'tokenizer.model').exists() and 'retrieval' not in load(run).results()[0]['numbers']
+    assert not (run / 'tokenizer.model').exists() and 'retrieval' not in open_run_folder(run).results()[0]['numbers']
     m = vlrep.load(run)
     assert m.tokenizer is None and not {'embed_image', 'embed_text'} & set(m.capabilities)
     text = []
@@ -197,7 +197,7 @@ def test_the_report_says_which_text_views(tmp_path):
     "What the method's check says of the data is in the log, in recipe.json, and in the report, also of a resumed run"
 
     def shown(run):
-        notes = load(run).info['notes']
+        notes = open_run_folder(run).info['notes']
         page = (run / 'report.html').read_text(encoding='utf-8')
         assert len(notes) == 4 and all(f'<p>{n}.</p>' in page for n in notes), notes
         return notes
@@ -356,7 +356,7 @@ def test_a_run_is_opened_without_the_folder_of_its_bert(tmp_path):
     folder = tmp_path / 'bert'
     save_bert(Bert(replace(small_config(tokenizer, 32, 1), heads=4, eps=1e-6), 3), folder, tokenizer)
     run = tiny(tmp_path / 'run', text=folder, max_len=20)
-    assert load(run).info['sizes']['bert'].items() >= dict(width=32, depth=1, heads=4, eps=1e-6).items()
+    assert open_run_folder(run).info['sizes']['bert'].items() >= dict(width=32, depth=1, heads=4, eps=1e-6).items()
 
     def embed():
         return vlrep.load(run).capabilities['embed_text'](torch.tensor([[2, 9, 7, 3]]), torch.tensor([4]))

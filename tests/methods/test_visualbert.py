@@ -22,7 +22,7 @@ from vlrep.models.bert import load_bert
 from vlrep.models.fusion import FusionConfig
 from vlrep.models.fusion_model import FusionModel
 from vlrep.models.sublayers import single_stream
-from vlrep.training.run_folder import load
+from vlrep.training.run_folder import open_run_folder
 
 
 class Given(torch.nn.Module):
@@ -263,10 +263,10 @@ def test_a_run_reads_captions_that_another_run_wrote(tmp_path):
     writer = pretrain(run_spec('captioning', SMALL, **how), out=tmp_path / 'writer', log=str)
     wrote = ['source=generated', 'aux_scenes=0', f'generated={writer}']
     run = pretrain(run_spec('visualbert', [*SMALL, *wrote], **how), out=tmp_path / 'run', log=str)
-    numbers = load(run).results()[-1]['numbers']
-    rows = {(r['metric'], r['backbone']): r['value'] for r in numbers['fusion_ablation']}
+    numbers = open_run_folder(run).results()[-1]['numbers']
+    rows = {(r['metric'], r['backbone']): r['value'] for r in numbers['image_ablation']}
     assert len(rows) == 10 and numbers['images'] == 64 and 'table' not in numbers
-    again = {(r['metric'], r['backbone']): r['value'] for r in evaluate(run, 'fusion_ablation', log=lambda s: None)}
+    again = {(r['metric'], r['backbone']): r['value'] for r in evaluate(run, 'image_ablation', log=lambda s: None)}
     assert again == pytest.approx(rows)
     with pytest.raises(ValueError, match='has no capability backbone, which --on world needs'):
         evaluate(run, 'world', log=lambda s: None)

@@ -17,8 +17,9 @@ from vlrep.experiments.spec import run_spec
 from vlrep.methods.base import METHODS
 from vlrep.methods.learner import make_learner
 from vlrep.methods.mct.collate import check_views
+from vlrep.methods.word_head import idf
 from vlrep.training.interrupts import TrainingInterrupted
-from vlrep.training.run_folder import load
+from vlrep.training.run_folder import open_run_folder
 
 JOB = dict(
     scenes=32,
@@ -94,16 +95,19 @@ def test_a_run_with_a_word_head_resumes_exactly_and_opens_without_it(case, tmp_p
         with pytest.raises(TrainingInterrupted):
             pretrain(run_spec(**how), out=tmp_path / 'run', log=quiet)
     run = tmp_path / 'run'
-    assert load(run).state()['step'] == 2
+    assert open_run_folder(run).state()['step'] == 2
     resume_run(run, log=quiet)
     for which in 'last', 'best':
-        a, b = (load(r).weights(which) for r in (run, whole))
+        a, b = (open_run_folder(r).weights(which) for r in (run, whole))
         assert a.keys() == b.keys() and all(torch.equal(v, b[k]) for k, v in a.items())
         assert {k for k in a if 'word_' in k} == {'word_head.weight', 'word_head.bias', 'word_idf'}
     assert rows(run) == rows(whole)
     opened = vlrep.load(run).backbone.state_dict()
     assert all(torch.equal(v, a[f'visual.{k}']) for k, v in opened.items()) and int((a['word_idf'] > 0).sum()) > 20
-    assert load(run).results()[-1]['numbers']['table'] == load(whole).results()[-1]['numbers']['table']
+    assert (
+        open_run_folder(run).results()[-1]['numbers']['table']
+        == open_run_folder(whole).results()[-1]['numbers']['table']
+    )
 
 
 @pytest.mark.parametrize('method', ['loctex', 'mct'])

@@ -8,7 +8,7 @@ from PIL import Image
 from tools import sets, vlrep
 
 import vlrep as library
-from vlrep.training.run_folder import load
+from vlrep.training.run_folder import open_run_folder
 
 SMALL = sets(
     [
@@ -91,7 +91,7 @@ def said(folder):
 
 def test_a_run_starts_from_weights_of_torchvision(folder, said):
     "The run says where it started, is compared with that, and ends near it"
-    run = load(folder / 'resnet')
+    run = open_run_folder(folder / 'resnet')
     assert run.info['backbone'] == 'resnet18' and run.info['weights'].startswith('torchvision.pth ')
     assert (run.info['recipe']['visual_depth'], run.info['recipe']['visual_width']) == (18, 64)
     table = run.results()[0]['numbers']['table']
@@ -107,7 +107,7 @@ def test_weights_in_four_layouts_start_the_same_run(folder, said):
     names = 'timm moco virtex'.split()
     start = ['pretrain', '--backbone', 'resnet18', *SMALL, '--baselines', 'false']
     vlrep(folder, *([*start, '--weights', f'{n}.pth', '--out', f'from-{n}'] for n in names))
-    first, *others = (load(folder / n).weights('last') for n in ('resnet', *(f'from-{n}' for n in names)))
+    first, *others = (open_run_folder(folder / n).weights('last') for n in ('resnet', *(f'from-{n}' for n in names)))
     assert all(torch.equal(v, w[k]) for w in others for k, v in first.items())
 
 

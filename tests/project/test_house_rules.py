@@ -242,10 +242,10 @@ def test_many_visible_checks_are_seen():
 MODEL = re.compile(r'(^|[._])(model|body)$')
 # a word of the log
 ASKED = {
-    ('training.momentum', 'momentum_update'),
-    ('training.momentum', 'stage_keys'),  # by `check`, to refuse a model
+    ('training.momentum_contrast', 'momentum_update'),
+    ('training.momentum_contrast', 'stage_keys'),  # by `check`, to refuse a model
     ('training.precision', 'visual'),
-    ('training.memory', 'visual'),  # None of a model without a backbone
+    ('training.shared_options', 'visual'),  # None of a model without a backbone
     ('training.precision', 'low_precision'),
 }
 
@@ -424,7 +424,7 @@ def test_third_party_imports_are_required():
     # inside a function, which says what it does without
     optional = {
         ('vlrep.models.export', 'timm'),
-        ('vlrep.models.named', 'timm'),
+        ('vlrep.models.timm_torchvision', 'timm'),
         ('vlrep.core.progress', 'IPython'),
         ('vlrep.training.trackers', 'wandb'),
         ('vlrep.data.wordpiece', 'tokenizers'),

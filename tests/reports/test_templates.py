@@ -11,7 +11,7 @@ from run_folders import facts, put
 from tools import ENV, ROOT
 
 from vlrep.reports.figures import page_html, render_macro, render_template, table_html
-from vlrep.reports.page import comparison_html, report_html, write_report
+from vlrep.reports.run_report import comparison_html, report_html, write_report
 
 FOLDER = ROOT / 'vlrep' / 'reports' / 'templates'
 TEMPLATES = {p.name: p.read_text(encoding='utf-8') for p in sorted(FOLDER.iterdir())}
@@ -114,7 +114,7 @@ def test_templates_are_shipped():
 
 LIGHT = """
 import sys
-from vlrep.reports.page import write_report
+from vlrep.reports.run_report import write_report
 print([m for m in ('jinja2', 'matplotlib', 'torch', 'fastai') if m in sys.modules])
 write_report(sys.argv[1])
 print([m for m in ('jinja2', 'matplotlib', 'torch', 'fastai') if m in sys.modules])

@@ -18,7 +18,7 @@ from vlrep.experiments.comparisons import Difference
 from vlrep.experiments.finetune import finetune
 from vlrep.experiments.pretrain import pretrain
 from vlrep.experiments.spec import finetune_spec, run_spec
-from vlrep.models.named import weights_digest
+from vlrep.models.timm_torchvision import weights_digest
 from vlrep.studies import tuning as study_tuning
 from vlrep.studies.plan import read_study, read_toml, task_plan, variant_recipe
 from vlrep.studies.report import write_study_report
@@ -35,7 +35,7 @@ from vlrep.studies.verdicts import (
 )
 from vlrep.training.callbacks import TrainingDiverged
 from vlrep.training.interrupts import TrainingInterrupted
-from vlrep.training.run_folder import load
+from vlrep.training.run_folder import open_run_folder
 
 # ---------------------------------------------------------------- one study, shared by the tests
 
@@ -96,7 +96,7 @@ def done(tmp_path_factory):
     file.write_text(STUDY)
     seen = dict(file=file, stopped=stop_in_training(file, out))
     seen['after stop'] = read_study_lines(out)[1]
-    seen['step'] = load(out / 'runs' / 'sets-0').saved()
+    seen['step'] = open_run_folder(out / 'runs' / 'sets-0').saved()
     seen['begun'] = kill_two_at_a_time(file, out)
     if sys.platform == 'linux':
         wait(lambda: not processes(str(out)), 20)
@@ -166,8 +166,8 @@ def test_a_killed_run_of_a_study_has_the_same_bits(done, tmp_path):
         for k, v in {**study.options, **study.variants[0].changes, **line['values']}.items()
     ]
     pretrain(run_spec('token_cls', changes, seed=0, threads=1, precision='fp32'), out=tmp_path / 'whole', log=str)
-    whole = load(tmp_path / 'whole')
-    parts = load(done['out'] / 'runs' / 'sets-0')
+    whole = open_run_folder(tmp_path / 'whole')
+    parts = open_run_folder(done['out'] / 'runs' / 'sets-0')
     a = whole.weights('best')
     b = parts.weights('best')
     assert a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
@@ -346,10 +346,13 @@ def test_a_variant_starts_from_the_run_of_another_one(tmp_path, monkeypatch):
     monkeypatch.setattr(study_tuning, 'with_backbone', lambda m, b=None, w=None: started.append(w) or begin(m, b, w))
     run_study(file, out, log=str)
     study, lines = read_study_lines(out)
-    assert set(started) == {None, load(out / 'runs' / 'sets-0').checkpoint('best') / 'model.safetensors'}  # of trials
+    assert set(started) == {
+        None,
+        open_run_folder(out / 'runs' / 'sets-0').checkpoint('best') / 'model.safetensors',
+    }  # of trials
     for s in (0, 1):
-        info = load(out / 'runs' / f'after-{s}').info
-        start = load(out / 'runs' / f'sets-{s}').checkpoint('best') / 'model.safetensors'
+        info = open_run_folder(out / 'runs' / f'after-{s}').info
+        start = open_run_folder(out / 'runs' / f'sets-{s}').checkpoint('best') / 'model.safetensors'
         assert (info['weights_file'], info['weights']) == (str(start.resolve()), weights_digest(start))
     (row,) = judge_study(study, lines)
     assert len(row['each']) == 2 and not row['verdict'].startswith(('not judged', 'not run'))
@@ -417,7 +420,7 @@ def tuned(tmp_path_factory):
 
     with pytest.raises(TrainingInterrupted):
         run_study(file, out, log=log, quick=True)
-    stopped = load(out / 'tasks' / 'vb-none-0-mm_imdb-full').saved()
+    stopped = open_run_folder(out / 'tasks' / 'vb-none-0-mm_imdb-full').saved()
     run_study(file, out, log=again.append, quick=True)
     return dict(file=file, out=out, said=text, again=again, stopped=stopped)
 
@@ -439,7 +442,7 @@ def test_sources_are_pretrained_once_and_fine_tuned(tuned):
     runs = {(l['variant'], l['seed']): l for l in lines if l['kind'] == 'run'}
     assert runs['vb-none', 0]['numbers']['views'] == 0 and runs['vb-generated', 0]['numbers']['views'] == 6 * 16
     for s in (0, 1):  # who wrote has the same seed
-        wrote = load(tuned['out'] / 'runs' / f'vb-generated-{s}').info['recipe']['generated']
+        wrote = open_run_folder(tuned['out'] / 'runs' / f'vb-generated-{s}').info['recipe']['generated']
         assert Path(wrote) == (tuned['out'] / 'runs' / f'writer-{s}').resolve()
     for l in lines:
         if l['kind'] != 'task':
@@ -466,14 +469,14 @@ def test_a_stopped_fine_tuning_has_the_same_bits(tuned, tmp_path):
         l for l in lines if l['kind'] == 'task' and (l['variant'], l['seed'], l['mode']) == ('vb-none', 0, 'full')
     )
     changes = task_plan(study, 'mm_imdb', 'full', line['values'], draws=20)[2]
-    whole = load(
+    whole = open_run_folder(
         finetune(
             finetune_spec(tuned['out'] / 'runs' / 'vb-none-0', 'mm_imdb', changes, threads=1, seed=0, precision='bf16'),
             out=tmp_path / 'whole',
             log=str,
         )
     )
-    parts = load(tuned['out'] / 'tasks' / 'vb-none-0-mm_imdb-full')
+    parts = open_run_folder(tuned['out'] / 'tasks' / 'vb-none-0-mm_imdb-full')
     a = whole.weights('last')
     b = parts.weights('last')
     assert a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)

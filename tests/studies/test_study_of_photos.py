@@ -10,12 +10,12 @@ from tools import ROOT, refused
 from vlrep.cli import main
 from vlrep.datasets.flickr8k import write_flickr8k
 from vlrep.datasets.world.dataset import scene
-from vlrep.studies.pages import sign_rows, stored_study
+from vlrep.studies.paper_results import sign_rows, stored_study
 from vlrep.studies.plan import read_study, variant_recipe
 from vlrep.studies.report import write_study_report
 from vlrep.studies.runs import files_hash, plan_study, run_study
 from vlrep.studies.verdicts import judge_study, read_study_lines
-from vlrep.training.run_folder import load
+from vlrep.training.run_folder import open_run_folder
 
 NET = (
     'steps = 6, warmup = 1, size = 32, bs = 8, visual_depth = 10, visual_width = 8, width = 16, heads = 2, vocab = 200'
@@ -142,7 +142,7 @@ def test_a_finished_study_of_photos_is_not_repeated(done, photos, tmp_path, caps
     next((tmp_path / 'less' / 'Images').iterdir()).unlink()
     err = refused(capsys, 'study', 'run', done / 's.toml', '--out', done / 'out', '--root', tmp_path / 'less')
     assert 'made under other conditions (photos: was' in err
-    assert load(done / 'out' / 'runs' / 'soft-0').info['root'] == str(photos.resolve())
+    assert open_run_folder(done / 'out' / 'runs' / 'soft-0').info['root'] == str(photos.resolve())
 
 
 def test_the_page_needs_no_photos(done, tmp_path):
@@ -284,7 +284,7 @@ def test_damaged_photos_of_a_study_are_limited(photos, tmp_path, capsys, tuned):
     file.write_text(DAMAGED.replace('draws = 10', "draws = 10\nmax_corrupt = '20%'") + tuned)
     main([str(w) for w in words])
     study, lines = read_study_lines(out)
-    assert study.max_corrupt == '20%' and load(out / 'runs' / 'soft-0').info['max_corrupt'] == '20%'
+    assert study.max_corrupt == '20%' and open_run_folder(out / 'runs' / 'soft-0').info['max_corrupt'] == '20%'
     (run,) = [l for l in lines if l['kind'] == 'run']
     assert run['numbers']['tagging'] and all(l['score'] is not None for l in lines if l['kind'] == 'trial')
     plan_study(study, log=str, root=root)

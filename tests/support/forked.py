@@ -97,7 +97,7 @@ def serve():
 
     import vlrep.all
     import vlrep.cli
-    import vlrep.evaluation.automatic
+    import vlrep.evaluation.after_training
     import vlrep.experiments.pretrain
     import vlrep.experiments.sanity_checks
 

@@ -18,7 +18,7 @@ from vlrep.training.interrupts import StopOnSignal, StopSignal, TrainingInterrup
 from vlrep.training.learner import GradientAccumulation, MicroBatchLoader, StatefulCallback
 from vlrep.training.logging import CSVLogger
 from vlrep.training.resume import resume
-from vlrep.training.run_folder import Run, load
+from vlrep.training.run_folder import Run, open_run_folder
 
 # 96 scenes in batches of 16: two epochs of 6 steps, and 2 steps more
 STEPS = 14
@@ -154,5 +154,5 @@ def check(tmp_path, source, stops, whole=None, **kw):
             l.curve.seen == {k: v for k, v in whole.curve.seen.items() if k > n}
             and {**first.curve.seen, **l.curve.seen} == whole.curve.seen
         )
-        assert load(path).state('best')['step'] == load(at).state('best')['step']
+        assert open_run_folder(path).state('best')['step'] == open_run_folder(at).state('best')['step']
     return whole

@@ -13,7 +13,7 @@ from ranks import SIZES, TAGS, codes, free_port, last, run_ranks
 from run_folders import rows
 from tools import ENV, ROOT, sets
 
-from vlrep.training.run_folder import load
+from vlrep.training.run_folder import open_run_folder
 
 CODE = """
 import sys
@@ -248,10 +248,10 @@ def fault(tmp_path_factory):
 def test_every_process_ends_with_code_0(fault):
     "The main process alone writes, prints and measures; the others leave with 0 when they have trained"
     got, cwd = fault
-    assert codes(got['whole']) == [0, 0] and load(cwd / 'whole').info['world_size'] == 2
+    assert codes(got['whole']) == [0, 0] and open_run_folder(cwd / 'whole').info['world_size'] == 2
     assert 'shared by 2 processes' in got['whole'][0]['out'] and 'report: ' in got['whole'][0]['out']
     assert got['whole'][1]['out'] == got['whole'][1]['err'] == got['whole'][0]['err'] == ''
-    assert load(cwd / 'whole').results()[-1]['numbers']['views'] == 3 * 200 + 16
+    assert open_run_folder(cwd / 'whole').results()[-1]['numbers']['views'] == 3 * 200 + 16
 
 
 def test_resume_is_exact(fault):
@@ -266,8 +266,8 @@ def test_resume_is_exact(fault):
     goes = 'resuming from step '
     began = int(got['stopped'][0]['out'].split(goes)[1].split()[0])
     assert 13 > began and stop % 13 and f'{goes}{stop}' in got['resumed'][0]['out']  # 13 steps an epoch
-    a = load(cwd / 'run')
-    b = load(cwd / 'whole')
+    a = open_run_folder(cwd / 'run')
+    b = open_run_folder(cwd / 'whole')
     assert rows(a.path) == rows(b.path) and sum(r['valid_loss'] is not None for r in rows(a.path)) == 4
     for which in ('last', 'best'):
         w = b.weights(which)
@@ -281,8 +281,8 @@ def test_resume_of_a_queue_is_exact(fault):
     assert codes(got['keys_whole']) == codes(got['keys_resumed']) == [0, 0] and codes(got['keys_stopped']) == [143, 143]
     step = int(re.search('stopped by SIGTERM after step (\\d+);', last(got['keys_stopped'][0]))[1])
     assert 3 < step < 12 and f'resuming from step {step}' in got['keys_resumed'][0]['out']
-    a = load(cwd / 'keys')
-    b = load(cwd / 'keys_whole')
+    a = open_run_folder(cwd / 'keys')
+    b = open_run_folder(cwd / 'keys_whole')
     assert rows(a.path) == rows(b.path) and a.info['notes'] == b.info['notes'] != []
     for which in ('last', 'best'):
         w = b.weights(which)
@@ -297,14 +297,14 @@ def test_resume_with_another_number_of_processes_is_refused_unless_inexact(fault
     assert 'would not be the same run (world_size: was 2, now 1)' in last(got['alone'][0])
     assert '--inexact' in last(got['alone'][0])
     assert 'no longer exact, it differs in: world_size: was 2, now 1' in got['inexact'][0]['out']
-    assert load(cwd / 'copy').info['world_size'] == 1 and 'no longer' not in got['resumed'][0]['out']
+    assert open_run_folder(cwd / 'copy').info['world_size'] == 1 and 'no longer' not in got['resumed'][0]['out']
 
 
 def test_a_signal_to_one_rank_stops_all(fault):
     got, cwd = fault
     assert codes(got['told']) == [143, 143] and max(r['seconds'] for r in got['told']) < 10
     assert last(got['told'][0]) == last(got['told'][1])
-    assert f'after step {load(cwd / "told").saved()[-1]};' in last(got['told'][0])
+    assert f'after step {open_run_folder(cwd / "told").saved()[-1]};' in last(got['told'][0])
 
 
 def test_a_taken_port_is_named(fault):

@@ -35,7 +35,7 @@ from vlrep.methods.base import METHODS
 from vlrep.methods.supervised.method import SupervisedModel
 from vlrep.training.interrupts import StopOnSignal, StopSignal, TrainingInterrupted
 from vlrep.training.resume import resume
-from vlrep.training.run_folder import Run, load
+from vlrep.training.run_folder import Run, open_run_folder
 
 
 @pytest.fixture(scope='module')
@@ -78,7 +78,7 @@ def test_a_kill_in_mid_write_leaves_the_last_checkpoint(run, source, whole, monk
     before = Run(run).saved()
     assert in_child(lambda: train(run, source)) == -signal.SIGKILL
     # the old ones stand, the torn one is aside
-    assert Run(run).saved() == before and load(run).state()['step'] == 9 and [p for p in run.rglob('.*.tmp')]
+    assert Run(run).saved() == before and open_run_folder(run).state()['step'] == 9 and [p for p in run.rglob('.*.tmp')]
     monkeypatch.setattr('vlrep.training.run_folder.torch.save', save)
     l = train(run, source)
     same(everything(l), everything(whole))
@@ -138,7 +138,7 @@ def test_a_folder_without_permission_is_one_line(run):
             with pytest.raises(ValueError, match='run: cannot write there'):
                 Run.reopen(Path(d) / 'run')
             # reading is allowed
-            assert load(Path(d) / 'run').state()['step'] == 9
+            assert open_run_folder(Path(d) / 'run').state()['step'] == 9
 
         assert in_child(work) == 0
 
@@ -406,7 +406,7 @@ def test_a_killed_reader_is_one_line_and_the_run_can_go_on(tmp_path):
         and err.strip().count('\n') == 0
         and 'reads images' in err.replace('worker', 'a process that reads images')
     ), err
-    assert load(out).state()['step'] > 0
+    assert open_run_folder(out).state()['step'] > 0
 
 
 def test_lost_connections_of_a_worker_are_not_printed(capfd):
@@ -440,7 +440,7 @@ def test_two_runs_in_one_folder_are_refused(tmp_path, capsys):
     finally:
         p.kill()
         p.communicate()
-    assert load(out).state()['step'] > 0
+    assert open_run_folder(out).state()['step'] > 0
 
 
 # ---------------------------------------------------------------- logger, clock, memory, strange places
@@ -487,7 +487,7 @@ def test_out_of_memory_advises_smaller_micro_batches_that_work(capsys, monkeypat
     words = ['pretrain', '--method', 'supervised', '--out', tmp_path / 'run', *sets(FOUR_STEPS)]
     assert '--accumulate 2 does the same steps of 16 in 2 parts of 8' in refused(capsys, *words)
     out = pretrain(run_spec('supervised', FOUR_STEPS, accumulate=2), out=tmp_path / 'run', log=quiet)
-    assert load(out).results()[-1]['numbers']['steps'] == 4
+    assert open_run_folder(out).results()[-1]['numbers']['steps'] == 4
 
 
 def test_paths_with_spaces_and_other_alphabets_work(tmp_path, monkeypatch):
@@ -496,7 +496,7 @@ def test_paths_with_spaces_and_other_alphabets_work(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path / 'Läufe und ラン')
     out = pretrain(run_spec('supervised', FOUR_STEPS), out='erster Lauf/№ 1', log=quiet)
     assert (
-        load(out).state()['step'] == 4
+        open_run_folder(out).state()['step'] == 4
         and (tmp_path / 'Läufe und ラン' / 'erster Lauf' / '№ 1' / 'report.html').is_file()
     )
 

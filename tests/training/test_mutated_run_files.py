@@ -17,7 +17,7 @@ from vlrep.core.run_facts import facts_seal, log_rows, read_log
 from vlrep.core.text_files import read_toml
 from vlrep.reports.reference import compare_curve
 from vlrep.studies.runs import recorded_speed, recorded_tasks
-from vlrep.training.run_folder import load
+from vlrep.training.run_folder import open_run_folder
 
 OBJECT = {'a': {'b': []}}
 ODD = [None, -1, float('inf'), 'x', [], OBJECT, True]
@@ -238,13 +238,18 @@ def test_all_readers_of_a_log_name_its_damaged_line(whole, row, tmp_path, capsys
     good = (run / 'log.csv').read_text()
     (run / 'log.csv').write_text(f'{good}{row}\n3,2.5,,.1,.2\n')
     damage = f'{run / "log.csv"}: line 4 is damaged: {row!r}'
-    for read in (load(run).log, lambda: read_log(run / 'log.csv'), lambda: log_rows(run), lambda: compare_curve(run)):
+    for read in (
+        open_run_folder(run).log,
+        lambda: read_log(run / 'log.csv'),
+        lambda: log_rows(run),
+        lambda: compare_curve(run),
+    ):
         with pytest.raises(ValueError) as e:
             read()
         assert str(e.value) == damage
     assert damage in refused(capsys, 'report', run)
     (run / 'log.csv').write_text(good + '3,2.')
-    assert load(run).log() == log_rows(run) == read_log(run / 'log.csv') and len(log_rows(run)) == 2
+    assert open_run_folder(run).log() == log_rows(run) == read_log(run / 'log.csv') and len(log_rows(run)) == 2
     main(['report', str(run)])
 
 

@@ -15,7 +15,7 @@ from vlrep.experiments.pretrain import pretrain, resume_run
 from vlrep.experiments.spec import recorded_spec, run_spec
 from vlrep.training.checkpoint import Checkpointer
 from vlrep.training.interrupts import TrainingInterrupted
-from vlrep.training.run_folder import Run, load
+from vlrep.training.run_folder import Run, open_run_folder
 
 JOB = [*SIZES, 'vocab=300', 'size=32', 'steps=160', 'baselines=False', *NET]
 
@@ -61,14 +61,14 @@ def shot(undisturbed, tmp_path_factory):
 def test_a_killed_and_resumed_process_ends_in_the_same_bits(shot, undisturbed):
     run, got = shot
     # kept, like the other options
-    assert [c for c, *_ in got] == [143, -9, 130] and load(run).info['save_every'] == 8
+    assert [c for c, *_ in got] == [143, -9, 130] and open_run_folder(run).info['save_every'] == 8
     for (code, err, step), name, command in ((got[0], 'SIGTERM', 'pretrain'), (got[2], 'SIGINT', 'resume')):
         last = err.strip().splitlines()[-1]
         assert last == f'vlrep {command}: stopped by {name} after step {step}; resume with: vlrep resume {run}'
         assert 'Traceback' not in err, err
     resume_run(run, log=lambda s: None)
-    a = load(run)
-    b = load(undisturbed)
+    a = open_run_folder(run)
+    b = open_run_folder(undisturbed)
     for which in ('last', 'best'):
         w = b.weights(which)
         assert all(torch.equal(v, w[k]) for k, v in a.weights(which).items())
@@ -94,14 +94,14 @@ OTHER = {
 def test_resume_as_another_run_is_refused(shot, tmp_path, capsys, what):
     old = shot[0].parent / 'stopped'
     words, says = OTHER[what]
-    now = dict(fp32='bf16', bf16='fp32')[load(old).info['precision']]
+    now = dict(fp32='bf16', bf16='fp32')[open_run_folder(old).info['precision']]
     err = refused(capsys, 'resume', old, *[now if w == 'PRECISION' else w for w in words])
     torch.set_num_threads(1)
     assert (
         'would not be the same run' in err
         and says in err
         and '--inexact' in err
-        and load(old).saved() == Run(old).saved()
+        and open_run_folder(old).saved() == Run(old).saved()
     )
 
 
@@ -137,7 +137,7 @@ def test_a_signal_to_every_process_still_saves_a_checkpoint(tmp_path):
     finally:
         p.kill()
     assert p.returncode == 143 and 'stopped by SIGTERM' in err and 'Traceback' not in err, err
-    assert load(run).state()['step'] == int(err.split('after step ')[1].split(';')[0])
+    assert open_run_folder(run).state()['step'] == int(err.split('after step ')[1].split(';')[0])
 
 
 def test_resume_as_another_run_is_inexact_on_request(shot, tmp_path):
@@ -146,9 +146,9 @@ def test_resume_as_another_run_is_inexact_on_request(shot, tmp_path):
     lines = []
     resume_run(run, recorded_spec(run).changed(['bs=8', 'steps=180']), inexact=True, log=lines.append)
     assert any('no longer exact' in s and 'bs: was 16, now 8' in s and 'steps: was 160, now 180' in s for s in lines)
-    info = load(run).info
-    assert info['recipe']['bs'] == 8 and len(info['inexact']) == 2 and load(run).state()['step'] == 180
-    assert load(run).results()[-1]['numbers']['steps'] == 180
+    info = open_run_folder(run).info
+    assert info['recipe']['bs'] == 8 and len(info['inexact']) == 2 and open_run_folder(run).state()['step'] == 180
+    assert open_run_folder(run).results()[-1]['numbers']['steps'] == 180
 
 
 def test_an_inexact_resume_as_another_model_is_refused(shot, tmp_path, capsys):
@@ -168,8 +168,8 @@ def test_resume_from_an_earlier_checkpoint_is_exact(shot, undisturbed, tmp_path,
     err = refused(capsys, 'resume', run)
     assert f'{p}: truncated' in err and f'checkpoints of the steps {early}' in err
     resume_run(run, at=str(early[-1]), log=lambda s: None)
-    w = load(undisturbed).weights('last')
-    assert all(torch.equal(v, w[k]) for k, v in load(run).weights('last').items())
+    w = open_run_folder(undisturbed).weights('last')
+    assert all(torch.equal(v, w[k]) for k, v in open_run_folder(run).weights('last').items())
 
 
 def test_folders_that_cannot_be_resumed_are_refused(shot, undisturbed, tmp_path, capsys):
@@ -215,6 +215,6 @@ def test_a_signal_during_the_last_save_leaves_only_the_evaluation(tmp_path, monk
     with pytest.raises(TrainingInterrupted):
         pretrain(run_spec('supervised', options), out=tmp_path / 'run', log=lambda s: None)
     monkeypatch.undo()
-    assert load(tmp_path / 'run').state()['step'] == 20 and not (tmp_path / 'run/result.jsonl').exists()
+    assert open_run_folder(tmp_path / 'run').state()['step'] == 20 and not (tmp_path / 'run/result.jsonl').exists()
     resume_run(tmp_path / 'run', log=lambda s: None)
-    assert load(tmp_path / 'run').results()[-1]['numbers']['steps'] == 20
+    assert open_run_folder(tmp_path / 'run').results()[-1]['numbers']['steps'] == 20

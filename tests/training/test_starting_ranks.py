@@ -10,7 +10,7 @@ import pytest
 from ranks import QUICK, TAGS, codes, free_port, last, run_ranks
 from tools import sets
 
-from vlrep.training.run_folder import load
+from vlrep.training.run_folder import open_run_folder
 
 FEW = [*TAGS, *sets(['scenes=100', 'steps=4'])]
 AT = "import os; os.environ['MASTER_ADDR'] = '{}'"
@@ -95,7 +95,7 @@ def test_a_trained_run_is_evaluated_by_resumed_ranks(done):
     assert codes(got['trained']) == [0, 0], got['trained']
     for k in range(8):
         assert codes(got[f'again{k}']) == [0, 0], got[f'again{k}']
-    assert not load(cwd / 'run').missing()
+    assert not open_run_folder(cwd / 'run').missing()
 
 
 def test_a_signal_ends_a_rank_that_waits(tmp_path):

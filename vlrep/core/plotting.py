@@ -20,7 +20,7 @@ import torch
 from matplotlib import font_manager, ft2font
 from matplotlib.transforms import offset_copy
 
-from .scripts import is_unspaced
+from .writing_systems import is_unspaced
 
 # %% ../../nbs/core/20_plotting.ipynb #669034ae
 INK = dict(method='#2b6cb0', baseline='#dd8b2f', random='#9aa3ad', good='#2f855a', bad='#c53030', text='#2d3748')

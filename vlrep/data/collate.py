@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..core.scripts import english_share, mirror_pairs
 from ..core.seeding import hashed_uniform
+from ..core.writing_systems import english_share, mirror_pairs
 from .records import ImageTextDataset, TextBuffer
 from .tokenizer import Tokenizer, choose_normalisation, pad_tokens
 from .transforms import ENGLISH_SIDES, swap_left_right

@@ -20,8 +20,8 @@ import numpy as np
 
 from ..core.fields import corrupt_limit
 from ..core.files import FilePath, brief, remove_leftovers
-from ..core.scripts import one_line
 from ..core.seeding import uniform_by_name
+from ..core.writing_systems import one_line
 from .records import ImageFileDataset, ImageTextDataset, Record, TextBuffer
 
 # %% ../../nbs/data/10_image_files.ipynb #1e7f223c

@@ -20,7 +20,7 @@ from fastcore.basics import patch
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from ..core.files import FilePath
-from ..core.scripts import clean_text
+from ..core.writing_systems import clean_text
 
 # %% ../../nbs/data/00_records.ipynb #f473ad8c
 class CorruptImage(ValueError):

@@ -37,7 +37,7 @@ from vlrep.core.files import (
     write_index,
 )
 from ..core.progress import progress
-from ..core.scripts import clean_text, one_line
+from ..core.writing_systems import clean_text, one_line
 from .image_files import has_text, some_of
 from .mapped_arrays import GrowingArray, MappedNames, MappedText, map_array
 from .narratives import Narratives

@@ -17,8 +17,8 @@ from fastcore.basics import patch
 from scipy.sparse import csr_matrix
 
 from ..core.files import FilePath, read_json
-from ..core.scripts import clean_text
 from ..core.text_files import text_lines
+from ..core.writing_systems import clean_text
 from .image_files import some_of
 from .records import ImageTextDataset, Record, TextBuffer
 

@@ -20,7 +20,7 @@ from fastcore.basics import patch
 
 from ..core.files import FilePath
 from ..core.registry import did_you_mean
-from ..core.scripts import clean_text
+from ..core.writing_systems import clean_text
 from .wordpiece import BaseTokenizer, WordPieceTokenizer
 
 # %% ../../nbs/data/25_tokenizer.ipynb #9d9ec7fd

@@ -15,8 +15,8 @@ import torch
 from fastcore.basics import patch
 from torch import Tensor
 
-from ..core.scripts import is_unspaced, mirror_pairs
 from ..core.seeding import torch_rng
+from ..core.writing_systems import is_unspaced, mirror_pairs
 
 # %% ../../nbs/data/35_transforms.ipynb #4f7bf552
 ENGLISH_SIDES = mirror_pairs('auto')

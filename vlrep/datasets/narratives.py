@@ -21,8 +21,8 @@ import numpy as np
 
 from ..core.files import FilePath, atomic_file, brief, parse_json
 from ..core.progress import progress
-from ..core.scripts import clean_text
 from ..core.text_files import json_lines
+from ..core.writing_systems import clean_text
 from vlrep.data.image_files import (
     adding_to,
     caption_source,

@@ -13,7 +13,7 @@ import numpy as np
 
 from ..core.files import FilePath
 from ..core.progress import logged_warnings
-from ..core.scripts import one_line
+from ..core.writing_systems import one_line
 from ..data.image_files import has_text
 from ..data.records import ImageTextDataset, Record, TextBuffer
 from ..data.subsets import subsample

@@ -92,7 +92,7 @@ class Evaluation:
     scores: tuple = ()  # Questions whose rows keep bootstrap resamples, which a study may compare
     reference_rows: tuple = ()  # Names of rows beside the model's, such as random, for such comparisons
     figures: Callable = Lazy(None)  # (EvaluationContext, samples of `measure`) -> {part of the report: what
-    # it shows}, see `vlrep.reports.page.report_html`
+    # it shows}, see `vlrep.reports.run_report.report_html`
 
     def __repr__(self):
         return f'Evaluation({self.name!r})'

@@ -16,7 +16,7 @@ from ..data.subsets import readable
 from ..datasets.base import DATASETS, whole_data, with_split
 from .base import EvaluationContext
 from ..models.features import bn_statistics
-from ..models.named import initial_backbone
+from ..models.timm_torchvision import initial_backbone
 from ..training.test_photos import find_test_photos, read_test_photos
 
 # %% ../../nbs/evaluation/06_held_out.ipynb #89ff063e

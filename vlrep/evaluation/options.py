@@ -6,19 +6,19 @@
 __all__ = []
 
 # %% ../../nbs/evaluation/07_options.ipynb #4c1f50d6
-from ..datasets.base import DATASETS, SPLITS
+from ..datasets.base import DATASETS, SPLIT_SOURCES
 from .base import EVALUATIONS, Evaluation, Option
 
 # %% ../../nbs/evaluation/07_options.ipynb #bbddbf44
-_ask = 'vlrep.evaluation.ask:'
-_measure = 'vlrep.evaluation.automatic:'
+_ask = 'vlrep.evaluation.evaluate:'
+_measure = 'vlrep.evaluation.after_training:'
 _shift = frozenset({'domain_shift'})
 
 EVALUATIONS.add(
     Evaluation(
         'world',
         'the transfer table of the synthetic scenes',
-        _ask + 'ask_world',
+        _ask + 'evaluate_world',
         measure=_measure + 'measure_transfer',
         asks=_shift,
     )
@@ -42,7 +42,7 @@ EVALUATIONS.add(
         dict(
             data=Option(None, 'for captions: a dataset (default: what the run was trained on)', registry=DATASETS),
             how=Option('greedy', 'for captions: greedy, beam or nucleus', ('greedy', 'beam', 'nucleus')),
-            split=Option('auto', 'where data comes with several splits: the one to follow', SPLITS),
+            split=Option('auto', 'where data comes with several splits: the one to follow', SPLIT_SOURCES),
         ),
         uses_root=True,
         needs=frozenset({'caption'}),

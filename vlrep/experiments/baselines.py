@@ -15,13 +15,13 @@ from ..data.loader import loaders
 from ..data.tokenizer import Tokenizer
 from ..data.transforms import EvalTransform, TrainTransform
 from .config import get_recipe
-from .start import with_backbone
+from .initial_weights import with_backbone
 from ..methods.base import METHODS, Method
 from ..methods.learner import make_learner
 from ..methods.recipe import MethodRecipe
 from ..methods.supervised.recipe import SupervisedRecipe
 from ..models.features import bn_statistics
-from ..models.named import initial_backbone
+from ..models.timm_torchvision import initial_backbone
 from ..reports.instability import learning_warning
 from ..training.distributed import current_dist
 from ..training.interrupts import memory_advice, out_of_memory

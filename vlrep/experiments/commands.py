@@ -21,13 +21,13 @@ from ..datasets.base import DATASETS
 from ..evaluation.base import EVALUATIONS, EvaluationContext
 from ..evaluation.transfer import table_text
 from .job import commit
-from .open import open_run, recipe_of
+from .load_run import open_run, recipe_of
 from .options import one_of
 from .spec import recorded_options
 from ..models.export import LAYOUTS
 from ..models.pretrained import to_image
-from ..reports.page import write_comparison, write_report
-from ..training.run_folder import load
+from ..reports.run_report import write_comparison, write_report
+from ..training.run_folder import open_run_folder
 
 # %% ../../nbs/experiments/70_commands.ipynb #e8074e4b
 def caption(
@@ -81,7 +81,7 @@ def evaluate(
     evaluation = EVALUATIONS[on]
     options = evaluation.check(root, **options)
     m = open_run(run, which, plugins=plugins)
-    loaded = load(run)
+    loaded = open_run_folder(run)
     limit = loaded.info.get('max_corrupt') if max_corrupt is None else max_corrupt
     recipe = recipe_of(loaded)
     sizes = recorded_options(loaded.info, loaded / 'recipe.json')
@@ -99,13 +99,13 @@ def report(
     log: callable = print,  # Called with the path of the page
 ) -> Path:  # The page
     "Write the report of a run, or one report that compares several runs"
-    tuned = [r for r in runs if 'finetune' in load(r).info]
+    tuned = [r for r in runs if 'finetune' in open_run_folder(r).info]
     if tuned and (len(runs) > 1 or out is not None):
         raise ValueError(f'{tuned[0]}: a fine-tuned run has a report page of its own, and stands in none with others')
     if tuned:
         path = resolve('vlrep.evaluation.finetune.report:write_task_report')(tuned[0])
     elif len(runs) == 1 and out is None:
-        path = write_report(load(runs[0]))
+        path = write_report(open_run_folder(runs[0]))
     else:
         path = write_comparison(runs, out or 'comparison.html')
     log(f'report: {path}')

@@ -32,12 +32,12 @@ from ..evaluation.finetune.training import TaskCollator, finetune_learner, fit_t
 from ..evaluation.transfer import table_text
 from .config import recipe_dict
 from .job import Job, commit, resumed_line, run_folder
-from .open import method_of, recipe_of, run_model, trusted_run
+from .load_run import method_of, recipe_of, run_model, trusted_run
 from .spec import FinetuneSpec, Runtime, check_out, recorded_spec
 from ..methods.base import METHODS
-from ..models.named import initial_backbone
 from ..models.pretrained import Pretrained
 from ..models.region_cache import CachedReader
+from ..models.timm_torchvision import initial_backbone
 from ..training.data_parallel import leave_process_group
 from ..training.interrupts import StopOnSignal, TrainingInterrupted, memory_advice, out_of_memory
 from ..training.learner import PictureView
@@ -45,7 +45,7 @@ from ..training.logging import CSVLogger, ProgressLogger
 from ..training.precision import effective_precision
 from ..training.resume import differences, fingerprint
 from ..training.resume import resume as resume_training
-from ..training.run_folder import Run, load, load_weights
+from ..training.run_folder import Run, load_weights, open_run_folder
 
 # %% ../../nbs/experiments/75_finetune.ipynb #9a5a9ac7
 from .region_files import tensors_digest
@@ -133,7 +133,7 @@ def _labels_of(run):
 
 
 def open_finetuned(
-    run: Run,  # From `load`
+    run: Run,  # From `open_run_folder`
     which: str | int = 'best',  # Which checkpoint: best, last, or the number of a step
     device: str | torch.device = 'cpu',  # Device of the model
 ) -> Pretrained:  # With `answer`
@@ -488,7 +488,7 @@ def _task_table(job, setup, run):
 def _begun_with(info, recipe, tokenizer):
     "The weights of the body before fine-tuning; a `ValueError` if the run they are from is gone or has changed"
     ft = info['finetune']
-    source = load(ft['run'])
+    source = open_run_folder(ft['run'])
     which = int(ft['which']) if str(ft['which']).isdecimal() else ft['which']
     body, alone = _first_body(source, recipe, which)
     if alone:

@@ -27,7 +27,7 @@ from ..training.distributed import process_group
 from ..training.interrupts import TrainingInterrupted, catch_signals
 from ..training.precision import choose_precision, effective_precision, emulation_hint, learner_precision
 from ..training.resume import differences
-from ..training.run_folder import FORMAT, Run, load
+from ..training.run_folder import FORMAT, Run, open_run_folder
 from ..training.test_photos import TEST_PHOTOS
 
 # %% ../../nbs/experiments/55_job.ipynb #e38d6c59
@@ -198,7 +198,7 @@ class Job:
         "The run's folder: the first process writes there, the others read"
         run = open_run() if self.dist.is_main else None
         path = self.dist.objects(run and str(run.path.resolve()))[0]
-        run = run or load(path)
+        run = run or open_run_folder(path)
         clean_up = remove_if_empty(run, not self.resumed, self.log) if self.dist.is_main else nullcontext()
         with run, clean_up:
             yield run

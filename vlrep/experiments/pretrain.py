@@ -20,16 +20,16 @@ from ..data.tokenizer import Tokenizer
 from ..datasets.base import DATASETS
 from .baselines import train_on
 from .comparisons import changes_of
+from .evaluate_trained import measure
+from .initial_weights import has_backbone, with_backbone
 from .job import Job, commit, resumed_line, run_folder
-from .measure import measure
-from .open import tokenizer_of, trusted_run
+from .load_run import tokenizer_of, trusted_run
 from .sanity_checks import dry_run, overfit
 from .spec import FinetuneSpec, RunSpec, Runtime, check_out, recorded_runtime, recorded_spec
 from .splits import open_splits
-from .start import has_backbone, with_backbone
 from ..methods.base import METHODS
-from ..models.named import weights_digest
-from ..reports.page import write_report
+from ..models.timm_torchvision import weights_digest
+from ..reports.run_report import write_report
 from ..training.callbacks import TrainingDiverged
 from ..training.checkpoint import Checkpointer
 from ..training.data_parallel import leave_process_group
@@ -38,7 +38,7 @@ from ..training.logging import CSVLogger
 from ..training.precision import effective_precision
 from ..training.resume import differences, fingerprint
 from ..training.resume import resume as resume_training
-from ..training.run_folder import Run, load
+from ..training.run_folder import Run, open_run_folder
 from ..training.test_photos import exclude_test_photos, read_test_photos, restore_test_split, write_test_photos
 from ..training.trackers import tracker as make_tracker
 
@@ -132,7 +132,7 @@ def _continue(learn, run, at, regroup, inexact, log):
 
 def _completed(path, log):
     "Is the run complete? If only its report is missing, it is written; a `ValueError` names a damaged result"
-    run = load(path)
+    run = open_run_folder(path)
     missing = run.missing()
     if run.unfinished() and not missing:
         return False  # the result is that of fewer steps

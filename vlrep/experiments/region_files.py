@@ -24,9 +24,9 @@ from ..data.records import CorruptImage, open_image
 from ..data.regions import RegionStore, RegionWriter, convert_regions
 from ..data.shards import IMAGE_SUFFIXES
 from ..data.tasks import read_labels
-from .open import open_run
-from ..models.named import named_backbone, weights_digest
+from .load_run import open_run
 from ..models.region_sources import CellRegions, DetectorRegions, load_detector
+from ..models.timm_torchvision import named_backbone, weights_digest
 
 # %% ../../nbs/experiments/72_region_files.ipynb #67720007
 def find_photos(

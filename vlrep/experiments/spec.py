@@ -18,7 +18,7 @@ from ..core.run_facts import read_run_facts
 from ..datasets.base import DATASETS
 from ..evaluation.finetune.plan import PLANS, TASKS, FinetunePlan
 from .config import override, recipe_dict, recipe_from_dict, recorded_recipe
-from .options import one_of, plan, recipe_name, tiny_changes
+from .options import one_of, recipe_name, resolve_options, tiny_changes
 from ..methods.base import METHODS
 from ..methods.recipe import MethodRecipe
 from ..training.trackers import check_tracker
@@ -74,7 +74,7 @@ def _initial_weights(path, backbone):
         raise ValueError(f'--weights {path}: no such file')
     if not Path(path).is_dir():
         return _full_path(path), backbone, []
-    file, found, shape = resolve('vlrep.experiments.start:run_backbone')(path, backbone)
+    file, found, shape = resolve('vlrep.experiments.initial_weights:run_backbone')(path, backbone)
     return _full_path(file), found or backbone, shape
 
 # %% ../../nbs/experiments/25_spec.ipynb #83726b48
@@ -116,7 +116,9 @@ class RunSpec:
             if backbone:
                 given['backbone'] = backbone
         parts = [self.recipe, self.options]
-        recipe, options = plan(self.method, self.name, changes, self.data, parts, backbone=given.get('backbone'))
+        recipe, options = resolve_options(
+            self.method, self.name, changes, self.data, parts, backbone=given.get('backbone')
+        )
         return replace(self, recipe=recipe, options=options, **given)
 
     def facts(self) -> dict:  # What JSON can hold
@@ -141,16 +143,18 @@ def run_spec(
     one_of('--method', method, METHODS)
     one_of('--data', data, DATASETS)
     name = recipe_name(method, name, data)
-    named = plan(method, name, (), data)
+    named = resolve_options(method, name, (), data)
     small = tiny_changes(*named) if tiny else []
     if tiny and backbone:
         small = [c for c in small if not c.startswith('visual_')]
-    plan(method, name, [*small, *changes], data, backbone=backbone)  # what is wrong here is said before a run is opened
+    resolve_options(
+        method, name, [*small, *changes], data, backbone=backbone
+    )  # what is wrong here is said before a run is opened
     _check_root(data, root)
     file, backbone, shape = _initial_weights(weights_file, backbone)
     if tiny and backbone:
         small = [c for c in small if not c.startswith('visual_')]
-    recipe, options = plan(method, name, [*small, *shape, *changes], data, backbone=backbone)
+    recipe, options = resolve_options(method, name, [*small, *shape, *changes], data, backbone=backbone)
     return RunSpec(
         method,
         name,
@@ -171,7 +175,7 @@ class FinetuneSpec:
     run: str  # Folder of the pretrained run
     task: str  # One of `TASKS`
     data: str  # One of the task's sources
-    plan: FinetunePlan
+    resolve_options: FinetunePlan
     options: object | None = None  # Sizes of data that is drawn
     root: str | None = None  # Where the photos and questions are; it may be moved
     which: str = 'best'  # Checkpoint of `run`: best, last, or the number of a step

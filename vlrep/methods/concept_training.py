@@ -13,13 +13,13 @@ from functools import partial
 import torch
 from torch import nn
 
-from ..core.scripts import mirror_pairs
+from ..core.writing_systems import mirror_pairs
 from ..data.concept_targets import cluster_targets, label_targets, topic_targets, word_targets
 from ..data.concepts import ConceptSet, concept_counts, concept_words
 from ..data.tokenizer import choose_normalisation
 from .concept_recipe import ConceptRecipe
 from ..models.backbones import make_backbone
-from ..training.learner import BaseCallback, training
+from ..training.learner import BaseCallback, is_training
 from ..training.optim import sgd
 from ..training.schedules import step_decay, warmup_cosine
 
@@ -120,7 +120,7 @@ class BackboneWarmup(BaseCallback):
         self.modes = None
 
     def waits(self) -> bool:
-        return training(self.learn) and self.learn.train_state.step < self.steps
+        return is_training(self.learn) and self.learn.train_state.step < self.steps
 
     def before_train(self) -> None:
         "Remember which parts are in training mode: frozen stages are not"

@@ -17,13 +17,13 @@ from vlrep.methods.recipe import (
     BertName,
     Channels,
     Decay,
-    Drop,
+    DropoutRate,
     GradientNorm,
     HeadCount,
     Layers,
+    LearningRate,
     Length,
     MethodRecipe,
-    Rate,
     ResNet,
     TextRecipe,
     Vocab,
@@ -110,7 +110,7 @@ class FusionInput(TextRecipe):
     width: Width = 768  # Its hidden size; a published one has its own
     depth: Layers = 12  # Its layers
     heads: HeadCount = 12  # Its attention heads
-    dropout: Drop = 0.1  # Of states, in the whole model (tab. A.1)
+    dropout: DropoutRate = 0.1  # Of states, in the whole model (tab. A.1)
     sublayers: _Layers = ''  # Which stream attends to which, sublayer by sublayer; empty: the method's own (ours)
 
 # %% ../../nbs/methods/03_fusion_recipe.ipynb #e9c6291a
@@ -131,7 +131,7 @@ class FusionRecipe(FusionInput):
     steps: _Updates = 88_000  # Steps (sec. 2.5; released: 11,000); 0: no pretraining, only BERT (tab. 1)
     warmup: WarmUp = 2000  # Steps of linear warm-up (sec. 2.5; released: 1000)
     schedule: _Decay = 'cosine'  # Down to 0 after that (sec. 2.5; released: linear)
-    lr: Rate = 5e-5  # Peak learning rate (sec. 2.5)
+    lr: LearningRate = 5e-5  # Peak learning rate (sec. 2.5)
     beta2: _Beta = 0.98  # Of AdamW (tab. A.1; sec. 2.5: .999)
     adam_eps: _Tiny = 1e-8  # Of AdamW (sec. 2.5)
     wd: Decay = 0.01  # Weight decay, none of biases and LayerNorms (code)

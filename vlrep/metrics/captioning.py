@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ..core.scripts import is_unspaced, space_characters
+from ..core.writing_systems import is_unspaced, space_characters
 
 # %% ../../nbs/metrics/20_captioning.ipynb #e4c5618b
 _clitic = r'(?:s|re|ve|ll|d|m)\b'  # what may follow an apostrophe

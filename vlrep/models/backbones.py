@@ -32,7 +32,7 @@ def _layer(block, cin, cout, n, stride, *, group_width):
 class Backbone(nn.Module):
     "A ResNet without pooling and classifier; parameters are named as in torchvision"
 
-    activation_checkpointing = False  # Recompute activations in the backward pass? See `vlrep.training.memory`
+    activation_checkpointing = False  # Recompute activations in the backward pass? See `vlrep.training.shared_options`
 
     def __init__(
         self,

@@ -24,8 +24,8 @@ from ..core.files import FilePath, atomic_folder, read_json, write_json
 from ..core.registry import did_you_mean
 from ..core.seeding import torch_rng
 from .backbones import Backbone, backbone_shape
-from .named import NamedBackbone
 from .resnet_names import RESNETS
+from .timm_torchvision import NamedBackbone
 from .weights import read_state
 
 # %% ../../nbs/models/55_export.ipynb #55f88405

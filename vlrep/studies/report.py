@@ -24,10 +24,9 @@ from ..evaluation.base import EVALUATIONS
 from ..experiments.comparisons import difference
 from ..reports.figures import curves_svg, evaluation_name, facts_html, figures_html, page_html, table_html
 from ..reports.instability import dagger
-from ..reports.page import shown_files
+from ..reports.run_report import shown_files
 from .plan import Study, Variant, change_texts, questions_of, quick_table, variant_recipe
 from vlrep.studies.verdicts import (
-    as_today,
     judge_study,
     mixed_facts,
     read_study_lines,
@@ -35,6 +34,7 @@ from vlrep.studies.verdicts import (
     study_head,
     unstable_partner,
     unstable_run,
+    with_current_file,
 )
 
 # %% ../../nbs/studies/40_report.ipynb #da32f8de
@@ -489,7 +489,7 @@ def _joined(parts):
 def with_file(
     study: Study,  # As its results say that it was run
     head: dict,  # From `study_head`
-) -> Study:  # `as_today`, if its file is still where it was
+) -> Study:  # `with_current_file`, if its file is still where it was
     "A study updated by its current file; unchanged if that is gone, or holds another study now"
     file = Path(study.file)
     if not file.is_file() or file.suffix != '.toml':
@@ -498,7 +498,7 @@ def with_file(
         table = read_toml(file)
         if head['table'].get('name') == f'{table.get("name")}-quick':
             table = quick_table(table, str(file))
-        return as_today(study, head, table) if table.get('name') == study.name else study
+        return with_current_file(study, head, table) if table.get('name') == study.name else study
     except ValueError as e:
         return replace(study, changed=(*study.changed, f'the file cannot be read any more ({e})'))
 

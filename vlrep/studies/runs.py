@@ -34,13 +34,13 @@ from ..evaluation.base import EVALUATIONS
 from ..experiments.commands import evaluate
 from ..experiments.comparisons import pack_draws
 from ..experiments.config import recipe_dict
+from ..experiments.initial_weights import with_backbone
 from ..experiments.job import commit, processor
-from ..experiments.open import open_run
+from ..experiments.load_run import open_run
 from ..experiments.pretrain import pretrain, resume_run
 from ..experiments.sanity_checks import dry_run
 from ..experiments.spec import Runtime, run_spec
 from ..experiments.splits import open_splits
-from ..experiments.start import with_backbone
 from ..methods.base import METHODS
 from vlrep.studies.plan import (
     Study,
@@ -62,7 +62,7 @@ from .verdicts import judge_study, mixed_facts, read_study_lines, study_head
 from ..training.callbacks import TrainingDiverged
 from ..training.interrupts import TrainingInterrupted, catch_signals
 from ..training.resume import differences
-from ..training.run_folder import load
+from ..training.run_folder import open_run_folder
 
 # %% ../../nbs/studies/60_runs.ipynb #1c07b271
 @cache
@@ -614,7 +614,7 @@ def _finished(folder, job, log):
 
 def _run_line(job):
     "The result of a run, and its losses"
-    run = load(job['folder'])
+    run = open_run_folder(job['folder'])
     rows = read_log(run / 'log.csv')
     got = last_result(run.path)
     best = [
@@ -802,7 +802,7 @@ def recorded_speed(
     "Mean times of finished runs; a `ValueError` if there are none"
     got = {}
     for f in sorted(Path(folder).rglob('result.jsonl')):
-        load(f.parent)
+        open_run_folder(f.parent)
         l = last_result(f.parent, ('numbers', 'seconds', 'method'))
         if 'task' in l:
             continue  # see `recorded_tasks`
@@ -861,7 +861,7 @@ def recorded_tasks(
     "Mean times of finished fine-tunings"
     got = {}
     for f in sorted(Path(folder).rglob('result.jsonl')):
-        load(f.parent)
+        open_run_folder(f.parent)
         l = last_result(f.parent, ('numbers', 'seconds', 'method'))
         if 'task' not in l:
             continue

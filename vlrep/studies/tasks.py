@@ -23,7 +23,7 @@ from ..reports.weight_drift import weight_drift
 from .plan import Study, Variant, change_texts, task_plan, variant_recipe
 from .verdicts import constant_row
 from ..training.callbacks import TrainingDiverged
-from ..training.run_folder import load
+from ..training.run_folder import open_run_folder
 
 # %% ../../nbs/studies/50_tasks.ipynb #4e17760d
 def task_trouble(
@@ -112,7 +112,7 @@ def task_line(
     job: dict,  # As for `train_task_trial`, and done
 ) -> dict:  # `method`, `numbers`: mode and drift -> rows, `seconds`, `unstable`, `curve`
     "The result of a fine-tuning, from its run folder and that of the pretrained run"
-    run = load(job['folder'])
+    run = open_run_folder(job['folder'])
     line = last_result(run.path)
     task = job['task']
     mode = job['mode']
@@ -122,7 +122,7 @@ def task_line(
     rows = [r | dict(backbone=names.get(r['backbone'], r['backbone'])) for r in rows]
     numbers = {mode: rows}
     if mode == 'full' and not run.info['finetune']['grid_and_text']:
-        before = load(Path(job['out']) / 'runs' / f'{job["variant"]}-{job["seed"]}').weights('best')
+        before = open_run_folder(Path(job['out']) / 'runs' / f'{job["variant"]}-{job["seed"]}').weights('best')
         turned = np.mean([r['angle'] for r in weight_drift(before, run.weights('best'))])
         numbers['drift'] = [constant_row(task, 'percent of half a turn', line['method'], round(100 * turned, 4))]
     return dict(

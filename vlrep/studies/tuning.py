@@ -20,8 +20,8 @@ from ..datasets.world.dataset import world
 from ..evaluation.transfer import evaluate_transfer
 from ..experiments.baselines import train_on
 from ..experiments.config import recipe_dict
+from ..experiments.initial_weights import run_backbone, with_backbone
 from ..experiments.splits import open_splits
-from ..experiments.start import run_backbone, with_backbone
 from ..methods.base import METHODS
 from ..models.features import features
 from ..reports.instability import learning_warning

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['verdict', 'p_value', 'holm', 'needed_seeds', 'judge', 'read_study_lines', 'check_head', 'study_head', 'read_lines_of',
-           'file_changes', 'as_today', 'constant_row', 'runs_by_variant', 'mixed_facts', 'from_start', 'check_measured',
-           'unstable_run', 'judge_study', 'unstable_partner']
+           'file_changes', 'with_current_file', 'constant_row', 'runs_by_variant', 'mixed_facts', 'from_start',
+           'check_measured', 'unstable_run', 'judge_study', 'unstable_partner']
 
 # %% ../../nbs/studies/30_verdicts.ipynb #e07536b0
 import json
@@ -20,8 +20,8 @@ from ..core.fields import Int
 from ..core.files import FilePath, brief, parse_json
 from ..core.run_facts import check_result, check_types
 from ..core.text_files import raw_lines
-from ..experiments.comparisons import Difference, paired, unpack_draws
-from ..reports.page import read_results
+from ..experiments.comparisons import Difference, paired_difference, unpack_draws
+from ..reports.run_report import read_results
 from .plan import TASK_TABLES, Comparison, Study, Variant, held_equal, study_of
 from .tuning import unstable_text
 
@@ -267,7 +267,7 @@ def file_changes(
     )
 
 
-def as_today(
+def with_current_file(
     study: Study,  # As its results record it
     head: dict,  # From `study_head`
     table: dict,  # The current contents of its file
@@ -453,7 +453,7 @@ def _difference(study, c, runs, lines):
     # what is not held equal is not compared
     free = {k: 0 for k in ('images', 'views') if k not in held_equal(study, c)}
     compared = [[l | dict(numbers=l['numbers'] | free) for l in from_start(study, runs, name)] for name in sides]
-    return paired(compared[0], compared[1] if len(sides) == 2 else c.control, c.question, c.table)
+    return paired_difference(compared[0], compared[1] if len(sides) == 2 else c.control, c.question, c.table)
 
 # %% ../../nbs/studies/30_verdicts.ipynb #3a168f2b
 def _has_answer(lines, c):

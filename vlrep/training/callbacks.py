@@ -17,10 +17,10 @@ from fastai.callback.core import CancelStepException
 from ..core.seeding import seed_of
 from .data_parallel import DDPTraining
 from .distributed import Dist, current_dist
-from .learner import BaseCallback, StatefulCallback, by_steps, stop_fit, training
-from .memory import switches
+from .learner import BaseCallback, StatefulCallback, by_steps, is_training, stop_fit
 from .precision import MixedPrecision
 from .schedules import warmup_cosine
+from .shared_options import option_callbacks
 
 # %% ../../nbs/training/40_callbacks.ipynb #a392b7f4
 class LRScheduler(BaseCallback):
@@ -154,7 +154,7 @@ class SkipNonFinite(StatefulCallback):
         self.ids = []
 
     def before_fit(self) -> None:
-        self.run = training(self.learn)
+        self.run = is_training(self.learn)
         self.learn.bad = False
         if not (hasattr(self.learn, 'accumulate') and self.learn.accumulate.micro):
             # else a window is open
@@ -240,7 +240,8 @@ def default_callbacks(
     dist: Dist = None,  # Dropout differs from process to process, and gradients are averaged; `current_dist()` by
     # default
 ) -> list:  # Callbacks
-    "Make the callbacks of a recipe: schedule, clipping, seed of each step, precision, skipped steps, `switches`"
+    "Make the callbacks of a recipe: schedule, clipping, seed of each step, precision, skipped steps,"
+    '`option_callbacks`'
     dist = dist or current_dist()
     schedule = schedule or partial(warmup_cosine, total=recipe.steps, warmup=recipe.warmup)
     callbacks = [LRScheduler(schedule)]
@@ -249,4 +250,4 @@ def default_callbacks(
     callbacks += [StepSeed(seed, dist.rank), MixedPrecision(precision, out=None), SkipNonFinite()]
     if dist.world_size > 1:
         callbacks.append(DDPTraining(dist, getattr(recipe, 'sync_bn', False)))
-    return callbacks + switches(recipe)
+    return callbacks + option_callbacks(recipe)

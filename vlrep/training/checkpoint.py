@@ -8,7 +8,7 @@ __all__ = ['frozen_weights', 'Checkpointer']
 # %% ../../nbs/training/45_checkpoint.ipynb #09149b26
 from torch import nn
 
-from .learner import StatefulCallback, stop_fit, training, training_state
+from .learner import StatefulCallback, is_training, stop_fit, training_state
 
 # %% ../../nbs/training/45_checkpoint.ipynb #45d4a84f
 def frozen_weights(
@@ -43,7 +43,7 @@ class Checkpointer(StatefulCallback):
         return getattr(getattr(self.learn, 'dist', None), 'is_main', True)
 
     def before_fit(self) -> None:
-        self.run = training(self.learn) and self.main
+        self.run = is_training(self.learn) and self.main
 
     def where(self) -> str:
         "For messages: what is saved"

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 
 import torch
 
-from .learner import BaseCallback, stop_fit, training
+from .learner import BaseCallback, is_training, stop_fit
 
 # %% ../../nbs/training/55_interrupts.ipynb #42a60f22
 class TrainingInterrupted(Exception):
@@ -90,7 +90,7 @@ class StopOnSignal(BaseCallback):
         self.note = note
 
     def before_fit(self) -> None:
-        self.run = training(self.learn)
+        self.run = is_training(self.learn)
         if self.run:
             self._tell_loaders(self.while_waiting)
 

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['LossTerm', 'combine_terms', 'GlobalMeanLoss', 'EpochLoss', 'BaseCallback', 'StatefulCallback', 'GradientAccumulation',
-           'MicroBatchLoader', 'TrainState', 'Part', 'StopAtStep', 'by_steps', 'training', 'stop_fit', 'PictureView',
-           'BatchLearner', 'visual_only', 'learner', 'training_state', 'load_training_state']
+           'MicroBatchLoader', 'TrainState', 'BatchSlice', 'StopAtStep', 'by_steps', 'is_training', 'stop_fit',
+           'PictureView', 'BatchLearner', 'visual_only', 'learner', 'training_state', 'load_training_state']
 
 # %% ../../nbs/training/30_learner.ipynb #2018124c
 import inspect
@@ -425,7 +425,7 @@ class TrainState(StatefulCallback):
         return (self.sums - mark.to(self.sums.device)).tolist()
 
 # %% ../../nbs/training/30_learner.ipynb #3de28a33
-class Part:
+class BatchSlice:
     "The next `n` batches of a loader, after `skip`"
 
     def __init__(self, dl, n: int, skip: int = 0):
@@ -465,7 +465,9 @@ class StopAtStep(BaseCallback):
         per = len(self.dls.train)
         start = done % per
         n = min(per - start, self.total - done)
-        self.learn.dl = Part(dl.seek(done // per, start), n) if hasattr(dl, 'seek') else Part(dl, n, skip=start)
+        self.learn.dl = (
+            BatchSlice(dl.seek(done // per, start), n) if hasattr(dl, 'seek') else BatchSlice(dl, n, skip=start)
+        )
 
 # %% ../../nbs/training/30_learner.ipynb #9faf99e3
 def by_steps(
@@ -475,7 +477,7 @@ def by_steps(
     return hasattr(learn, 'stop_at')
 
 
-def training(learn: Learner) -> bool:
+def is_training(learn: Learner) -> bool:
     "Is `learn` in a fit that trains, and not validating, predicting or searching for a learning rate?"
     return learn.fitting and not hasattr(learn, 'lr_finder')
 
@@ -501,7 +503,7 @@ def before_fit(self: TrainState) -> None:
         return
     epochs = self.n_epoch * len(self.dls.train)
     self.total = self.learn.stop_at.total if by_steps(self.learn) else self.batch + epochs
-    if training(self.learn):
+    if is_training(self.learn):
         self.since = time.perf_counter()
 
 

@@ -18,7 +18,7 @@ from ..core.files import FilePath, atomic_file
 from ..core.progress import LiveBar
 from ..core.run_facts import read_log
 from .callbacks import gradient_norm
-from .learner import BaseCallback, StatefulCallback, stop_fit, training
+from .learner import BaseCallback, StatefulCallback, is_training, stop_fit
 
 # %% ../../nbs/training/41_logging.ipynb #08205616
 def cut_log(
@@ -87,7 +87,7 @@ class CSVLogger(StatefulCallback):
         self.norm = None
 
     def before_fit(self) -> None:
-        self.run = training(self.learn)
+        self.run = is_training(self.learn)
         if self.run and self.last is None:
             self.last = self.train_state.sums
 
@@ -210,7 +210,7 @@ class EpochLosses(BaseCallback):
         self.rows = []
 
     def before_fit(self) -> None:
-        self.run = training(self.learn)
+        self.run = is_training(self.learn)
 
     def after_epoch(self) -> None:
         v = self.recorder.loss.value
@@ -240,7 +240,7 @@ class ProgressLogger(BaseCallback):
         self.every = every
 
     def before_fit(self) -> None:
-        self.run = training(self.learn)
+        self.run = is_training(self.learn)
         if self.run:
             self.live = LiveBar()
             self.first_batch = self.learn.train_state.batch

@@ -14,8 +14,8 @@ from functools import lru_cache
 from random import Random
 
 from ...core.seeding import seed_of
-from .drawing import CATEGORIES
 from .layout import relation
+from .primitives import CATEGORIES
 
 # %% ../../../nbs/datasets/world/15_captions.ipynb #7f8577fe
 _nouns = dict(

@@ -36,11 +36,11 @@ from ...core.processes import end_processes, start_python
 from ...core.progress import progress
 from ...core.registry import did_you_mean
 from ...data.records import ArrayDataset, Record, TextBuffer
-from .annotations import GENRES, TAGS, twin_layout
+from .annotations import GENRES, TAGS, shifted_layout
 from .difficulty import Difficulty, captions_at, draw_scene, label_scene, layout_at
-from .drawing import CATEGORIES, COLORS, GROUPS, SETTINGS
 from .extras import PIXELS, add_extras, chosen_extras, extras
 from .layout import layout
+from .primitives import CATEGORIES, COLORS, GROUPS, SETTINGS
 
 # %% ../../../nbs/datasets/world/50_dataset.ipynb #f627bca0
 _each = 10_000_000
@@ -117,7 +117,7 @@ def scene(
     r = _record(a, split, int(index), caps, draw_scene(a, size) if draw else None)
     if not with_:
         return r
-    counterpart = draw_scene(twin_layout(a, *key), size) if draw and 'counterpart' in with_ else None
+    counterpart = draw_scene(shifted_layout(a, *key), size) if draw and 'counterpart' in with_ else None
     labels = label_scene(a, size) if 'masks' in with_ else None
     return add_extras(r, extras(a, caps, *key, with_=with_, difficulty=difficulty), labels, counterpart)
 
@@ -198,7 +198,7 @@ def _part(folder, k, lo, hi, what):
         if 'masks' in with_:
             px['masks'].write(row, label_scene(a, size))
         if 'counterpart' in with_:
-            px['counterpart'].write(row, draw_scene(twin_layout(a, *key), size))
+            px['counterpart'].write(row, draw_scene(shifted_layout(a, *key), size))
         yield 1
     for name, text in (('notes', notes), ('captions', captions), ('more', more)):
         if not text:

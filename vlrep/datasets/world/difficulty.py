@@ -15,9 +15,9 @@ from PIL import Image, ImageDraw
 
 from ...core.seeding import seed_of
 from .captions import PEOPLE, Voice, captions, sentence
-from .drawing import CATEGORIES, COLORS, GROUPS, SEEN, VARIANTS
 from .layout import layout, render
 from .masks import label_map
+from .primitives import CATEGORIES, COLORS, GROUPS, SEEN, VARIANTS
 
 # %% ../../../nbs/datasets/world/40_difficulty.ipynb #d7c96c63
 _limits = dict(

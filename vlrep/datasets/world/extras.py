@@ -12,7 +12,7 @@ from .annotations import alt_text, attributes, coarse_tags, genre, paraphrase
 from .difficulty import Difficulty
 from .masks import split_masks
 from .narratives import narrate, pack_narrative, unpack_narrative
-from .questions import make_questions, state
+from .questions import make_questions, make_statements
 
 # %% ../../../nbs/datasets/world/45_extras.ipynb #421e5ab4
 # all names
@@ -47,7 +47,7 @@ _make = dict(
     attributes=lambda a, c, k, d: attributes(a),
     paraphrases=lambda a, c, k, d: [paraphrase(t, a['setting'], *k) for t in c],
     questions=lambda a, c, k, d: make_questions(a, *k),
-    statements=lambda a, c, k, d: state(a, *k),
+    statements=lambda a, c, k, d: make_statements(a, *k),
     genre=lambda a, c, k, d: genre(a, *k),
     counterpart=lambda a, c, k, d: alt_text(a, *k),
 )

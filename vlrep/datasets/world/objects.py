@@ -11,7 +11,7 @@ import math
 from random import Random
 
 from ...core.registry import did_you_mean
-from .drawing import CATEGORIES, Pen
+from .primitives import CATEGORIES, Pen
 
 # %% ../../../nbs/datasets/world/05_objects.ipynb #7433b254
 def _eye(p, x, y, s=0.05):

@@ -24,7 +24,7 @@ from vlrep.reports.figures import (
     table_html,
     wide_rows,
 )
-from ...reports.page import jpeg_uri, shown_files
+from ...reports.run_report import jpeg_uri, shown_files
 from ...reports.weight_drift import drift_lines, drift_rows
 
 # %% ../../../nbs/evaluation/finetune/70_report.ipynb #cace6180

@@ -14,17 +14,17 @@ import torch
 
 from ...core.progress import progress
 from ...core.seeding import rng
-from ...data.concepts import split_marks
+from ...data.concepts import separate_punctuation
 from ...data.records import ImageTextDataset
 from ...data.tokenizer import pad_tokens
 from ..base import EvaluationContext
-from ..content import derangement
+from ..caption_content import derangement
 from ..held_out import evaluation_images
-from ..samples import larger_image, seen
+from ..samples import larger_image, render_model_input
 from ..transfer import log_table, mean_by_scene, statistic_row
 from ...models.features import plain_batches
 from ...models.pretrained import Pretrained
-from ...reports.page import jpeg_uri
+from ...reports.run_report import jpeg_uri
 
 # %% ../../../nbs/evaluation/masked_words/10_table.ipynb #48eb742a
 def masked_samples(
@@ -45,7 +45,7 @@ def masked_samples(
 
     for row in range(len(dataset)):
         for text in dataset.captions[row]:
-            words = [pieces(w) for w in split_marks(text, tokenizer.normalisation).split()]
+            words = [pieces(w) for w in separate_punctuation(text, tokenizer.normalisation).split()]
             ids = [tokenizer.sos, *(i for p in words for i in p)][: max_len - 1] + [tokenizer.eos]
             starts = np.cumsum([1, *map(len, words)])[:-1]
             all_of += [
@@ -160,7 +160,7 @@ def masked_word_maps(
     with m.evaluating(native=True):
         images = m.batch([picture])
         views = [images] if other is None else [images, m.batch([other])]
-        ids = m.tokenizer.encode([split_marks(text, m.tokenizer.normalisation)], m.max_len)
+        ids = m.tokenizer.encode([separate_punctuation(text, m.tokenizer.normalisation)], m.max_len)
         tokens, lengths = (t.to(images.device) for t in pad_tokens(ids, m.tokenizer.pad))
         maps = m.capabilities['attend'](images, tokens, lengths)[0].float().cpu()
         out = []
@@ -183,7 +183,7 @@ def masked_word_maps(
             if notes:
                 word += f' ({"; ".join(notes)})'
             out.append(dict(word=word, map=maps[j].numpy().round(4).tolist()))
-        (shown,) = seen(m, [picture if big is None else big])
+        (shown,) = render_model_input(m, [picture if big is None else big])
     return dict(image=jpeg_uri(shown, 192), reference=text, words=out)
 
 # %% ../../../nbs/evaluation/masked_words/10_table.ipynb #f9f01421

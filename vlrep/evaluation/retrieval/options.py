@@ -8,7 +8,7 @@ __all__ = []
 # %% ../../../nbs/evaluation/retrieval/05_options.ipynb #07c80a8f
 import vlrep.evaluation.options  # noqa: F401, so that these are listed behind them
 from ...core.fields import Between
-from ...datasets.base import DATASETS, SPLITS
+from ...datasets.base import DATASETS, SPLIT_SOURCES
 from ..base import EVALUATIONS, Evaluation, Option
 
 # %% ../../../nbs/evaluation/retrieval/05_options.ipynb #71c6bd75
@@ -18,7 +18,7 @@ _data = Option(
     'for captions, retrieval, vsepp and tagging: a dataset (default: what the run was trained on)',
     registry=DATASETS,
 )
-_split = Option('auto', 'where data comes with several splits: the one to follow', SPLITS)
+_split = Option('auto', 'where data comes with several splits: the one to follow', SPLIT_SOURCES)
 _protocol = Option(
     'all',
     'for retrieval and vsepp: the images that are ranked among each other: all, the first 1000 '

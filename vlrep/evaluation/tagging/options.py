@@ -8,7 +8,7 @@ __all__ = []
 # %% ../../../nbs/evaluation/tagging/10_options.ipynb #d2f75459
 import vlrep.evaluation.options  # noqa: F401, so that these are listed behind them
 from ...core.fields import Between
-from ...datasets.base import DATASETS, SPLITS
+from ...datasets.base import DATASETS, SPLIT_SOURCES
 from ..base import EVALUATIONS, Evaluation, Option
 
 # %% ../../../nbs/evaluation/tagging/10_options.ipynb #f9cf0bf1
@@ -23,7 +23,7 @@ EVALUATIONS.add(
                 'for captions, retrieval, vsepp and tagging: a dataset (default: what the run was trained on)',
                 registry=DATASETS,
             ),
-            split=Option('auto', 'where data comes with several splits: the one to follow', SPLITS),
+            split=Option('auto', 'where data comes with several splits: the one to follow', SPLIT_SOURCES),
             tags=Option(
                 18157,
                 'for tagging: the most frequent tags, or words of captions, that are learned',

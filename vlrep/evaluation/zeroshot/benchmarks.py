@@ -19,7 +19,7 @@ from ...data.records import ImageFileDataset, ImageTextDataset, Record
 from ...datasets.image_folder import read_folder
 from ...datasets.world.dataset import world
 from ...datasets.world.difficulty import Difficulty
-from ...datasets.world.drawing import CATEGORIES, GROUPS, UNSEEN
+from ...datasets.world.primitives import CATEGORIES, GROUPS, UNSEEN
 
 # %% ../../../nbs/evaluation/zeroshot/20_benchmarks.ipynb #b77eca79
 _HELD = 0.2  # of the images of each seen class, as in the proposed splits of Xian and others (2018)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ...data.tokenizer import TokenIds
 from ...losses.contrastive import info_nce
-from ...losses.sigmoid import first_bias, sigmoid_pairs
+from ...losses.sigmoid import initial_bias, sigmoid_loss
 from ..base import METHODS
 from .recipe import CLIPRecipe
 from ..learner import make_learner, recipe_text_encoder
@@ -105,7 +105,7 @@ def clip_loss(
         images = out['image_features']
         texts = out['text_features']
         if 'bias' in out:
-            pairs = sigmoid_pairs(images, texts, out['logit_scale'], out['bias'], **kw)
+            pairs = sigmoid_loss(images, texts, out['logit_scale'], out['bias'], **kw)
         else:
             pairs = info_nce(images, texts, 1 / out['logit_scale'], 'symmetric', True, **kw)
         terms = dict(contrast=LossTerm(1.0, *pairs))
@@ -149,7 +149,7 @@ def clip_build(
     r = recipe
     ids = TokenIds(**sizes['tokens'])
     text = recipe_text_encoder(r, ids)
-    bias = first_bias(r.bs) if r.loss == 'sigmoid' else None
+    bias = initial_bias(r.bs) if r.loss == 'sigmoid' else None
     model = CLIPModel(visual, text, r.width, r.temperature, min_temperature=r.min_temperature, bias=bias)
     if r.word_weight:
         model.add_word_head(torch.zeros(len(ids)) if idf is None else idf, r.word_weight, ids.first_word)

@@ -9,20 +9,20 @@ __all__ = ['PairLoss', 'CLIPRecipe', 'check_pairs']
 from dataclasses import dataclass, replace
 
 from ...core.fields import Choice
-from ..base import METHODS, Method, parts_of
+from ..base import METHODS, Method, lazy_functions
 from vlrep.methods.recipe import (
     BackboneFields,
     Batch,
     Decay,
-    Drop,
+    DropoutRate,
     HeadCount,
     Init,
     Layers,
+    LearningRate,
     Length,
     MethodRecipe,
     Norm,
     OnOff,
-    Rate,
     StepCount,
     Temperature,
     TextRecipe,
@@ -49,17 +49,17 @@ class CLIPRecipe(BackboneFields, TextRecipe):
     depth: Layers = 4  # Its layers
     heads: HeadCount = 0  # Its attention heads; 0 means width/64
     norm: Norm = 'post'  # LayerNorm after each part, or 'pre'
-    dropout: Drop = 0.1  # In the text encoder
+    dropout: DropoutRate = 0.1  # In the text encoder
     init: Init = '0.02'  # Standard deviation of its initial weights, or 'fan_in'
     vocab: Vocab = 10000  # Tokens
     max_len: Length = 30  # Longest caption in tokens
     bs: Batch = 1024  # Pairs per step
     steps: StepCount = 69_300  # Steps: 600 epochs of COCO's 118,287 images
     warmup: WarmUp = 2_310  # Steps of linear warm-up, 20 epochs, then a cosine down to 0
-    cnn_lr: Rate = 0.4  # Peak learning rate of the backbone
-    text_lr: Rate = 0.002  # Peak learning rate of the text encoder
-    lr: Rate = 0.4  # Peak learning rate of the linear heads
-    scale_lr: Rate = 0.01  # Peak learning rate of temperature and bias: at that of the heads they diverge
+    cnn_lr: LearningRate = 0.4  # Peak learning rate of the backbone
+    text_lr: LearningRate = 0.002  # Peak learning rate of the text encoder
+    lr: LearningRate = 0.4  # Peak learning rate of the linear heads
+    scale_lr: LearningRate = 0.01  # Peak learning rate of temperature and bias: at that of the heads they diverge
     wd: Decay = 1e-4  # Weight decay, of everything but temperature and bias
     sync_bn: OnOff = True  # With several processes: BatchNorm over the images of all, or of each
     local_loss: OnOff = True  # With several processes: each compares its own pairs with all, or all with all
@@ -140,7 +140,7 @@ METHODS.add(
             'world_words': replace(_world, word_weight=1.0),
             **photo_recipes(_world),
         },
-        **parts_of('vlrep.methods.clip.method:clip_', 'initial build loss counts groups capabilities'),
+        **lazy_functions('vlrep.methods.clip.method:clip_', 'initial build loss counts groups capabilities'),
         seed_key='contrast head',
         check='vlrep.methods.clip.recipe:check_pairs',
         paper='CLIP (Radford and others, 2021), SigLIP (Zhai and others, 2023)',

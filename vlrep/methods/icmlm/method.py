@@ -21,7 +21,7 @@ from ...data.subsets import take_part
 from ...data.tokenizer import TokenIds
 from ..base import METHODS
 from ..concept_training import BackboneWarmup
-from .collate import split_dataset
+from .collate import pretokenized_dataset
 from .heads import AttFcHead, TfmHead
 from .model import MaskedWordModel
 from .recipe import ICMLMRecipe
@@ -77,7 +77,9 @@ def _bert(recipe, loader, seed):
     few = 12 * len(train.captions.data) // 50 // 64  # about 12 epochs of captions of 50 letters; untrained,
     # its states hardly distinguish words, and a head has little to use: at least 200 steps
     plan = SmallBertPlan(steps=min(r.bert_steps, max(200, few)), max_len=min(40, r.max_len))
-    return make_bert('small', split_dataset(train), tokenizer, seed, config=config, plan=plan, pooler=False, log=None)
+    return make_bert(
+        'small', pretokenized_dataset(train), tokenizer, seed, config=config, plan=plan, pooler=False, log=None
+    )
 
 
 def _times_masked(collate, train, tokenizer):

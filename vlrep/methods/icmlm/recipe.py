@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from typing import Annotated
 
 from ...core.fields import Choice, Fraction, Int, UnitInterval
-from ..base import METHODS, Method, parts_of
-from ..concept_recipe import SMALL_CONCEPTS, VGG_CONCEPTS, ConceptRecipe, concept_photos
-from ..recipe import BertName, Drop, Layers, Length, OnOff, Vocab, Weight, Width
+from ..base import METHODS, Method, lazy_functions
+from ..concept_recipe import SMALL_CONCEPTS, VGG_CONCEPTS, ConceptRecipe, concept_photo_recipes
+from ..recipe import BertName, DropoutRate, Layers, Length, OnOff, Vocab, Weight, Width
 
 # %% ../../../nbs/methods/icmlm/10_recipe.ipynb #6944db2e
 _Head = Choice('tfm', 'attfc')
@@ -38,7 +38,7 @@ class ICMLMRecipe(ConceptRecipe):
     layers: Layers = 1  # Layers of tfm; hidden layers of attfc's fc (tab. 5: 1 or 2)
     heads: _Heads = 1  # Attention heads: 1 (sec. 4.3), 12 (sec. 4), 8 (app. E)
     att_width: Width = 64  # Width of each of attfc's heads (not said)
-    dropout: Drop = 0.1  # Of tfm (not said; as BERT)
+    dropout: DropoutRate = 0.1  # Of tfm (not said; as BERT)
     full_width_heads: OnOff = False  # Heads of tfm as wide as BERT (app. E), or width/heads
     full_mlm_head: OnOff = False  # BERT's whole classifier of words (sec. 3.2), or its word vectors alone (eq. 6); tfm
     fc_final_linear: OnOff = True  # A last linear layer in attfc's fc, or ReLU to the word vectors (literal)
@@ -89,11 +89,11 @@ METHODS.add(
             'icmlm_tfm': _small,
             'icmlm_attfc': replace(_small, **_attfc),
             'world': _small,
-            **concept_photos(_small),
-            **{f'{k}_attfc': replace(r, **_attfc) for k, r in concept_photos(_small).items()},
+            **concept_photo_recipes(_small),
+            **{f'{k}_attfc': replace(r, **_attfc) for k, r in concept_photo_recipes(_small).items()},
         },
-        **parts_of('vlrep.methods.icmlm.method:icmlm_', 'sizes initial build loss counts callbacks'),
-        **parts_of('vlrep.methods.concept_training:concept_', 'optimizer schedule backbone'),
+        **lazy_functions('vlrep.methods.icmlm.method:icmlm_', 'sizes initial build loss counts callbacks'),
+        **lazy_functions('vlrep.methods.concept_training:concept_', 'optimizer schedule backbone'),
         capabilities='vlrep.methods.icmlm.model:icmlm_capabilities',
         seed_key='icmlm head',
         **{

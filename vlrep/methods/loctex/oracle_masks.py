@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...core.scripts import mirror_pairs
+from ...core.writing_systems import mirror_pairs
 from ...data.records import ImageTextDataset
 from ...data.tokenizer import Tokenizer
 from .collate import NarrativeCollator

@@ -8,24 +8,24 @@ __all__ = ['LocTexLosses', 'LocTexRecipe']
 # %% ../../../nbs/methods/loctex/10_recipe.ipynb #c1e9b16e
 from dataclasses import dataclass, replace
 
-from ..base import METHODS, Method, parts_of
+from ..base import METHODS, Method, lazy_functions
 from vlrep.methods.recipe import (
     BackboneFields,
     Batch,
     Direction,
-    Drop,
+    DropoutRate,
     Grids,
     GroupSize,
     HeadCount,
     Init,
     Layers,
+    LearningRate,
     Length,
     LocNorm,
     LocScale,
     MethodRecipe,
     Norm,
     OnOff,
-    Rate,
     Render,
     Seconds,
     StepCount,
@@ -74,16 +74,16 @@ class LocTexRecipe(LocTexLosses):
     depth: Layers = 4  # Its layers (sec. 3.2)
     heads: HeadCount = 0  # Its attention heads; 0 means width/64, which is 16 (sec. 3.2)
     norm: Norm = 'post'  # LayerNorm after each part, as in the original Transformer (sec. 3.2), or 'pre'
-    dropout: Drop = 0.1  # In the text encoder (not said)
+    dropout: DropoutRate = 0.1  # In the text encoder (not said)
     init: Init = '0.02'  # Standard deviation of its initial weights (not said; as VirTex), or 'fan_in'
     vocab: Vocab = 10000  # Tokens (sec. 3.2)
     max_len: Length = 60  # Longest text in tokens; longer ones are cropped at random (sec. 3.5)
     bs: Batch = 1024  # Pairs a step, 128 on each of 8 GPUs (sec. 3.5)
     steps: StepCount = 69_300  # Steps: 600 epochs of COCO's 118,287 images (sec. 3.5)
     warmup: WarmUp = 2_310  # Steps of linear warm-up, 20 epochs, then a cosine down to 0 (sec. 3.5)
-    cnn_lr: Rate = 0.4  # Peak learning rate of the backbone (sec. 3.5)
-    text_lr: Rate = 0.002  # Peak learning rate of the text encoder (sec. 3.5)
-    lr: Rate = 0.4  # Peak learning rate of all linear heads (sec. 3.5)
+    cnn_lr: LearningRate = 0.4  # Peak learning rate of the backbone (sec. 3.5)
+    text_lr: LearningRate = 0.002  # Peak learning rate of the text encoder (sec. 3.5)
+    lr: LearningRate = 0.4  # Peak learning rate of all linear heads (sec. 3.5)
 
     def problems(self) -> 'Iterator[str]':
         "Reject recipes without a loss, and pairs without negatives"
@@ -141,7 +141,7 @@ METHODS.add(
             'world': _world,
             **photo_recipes(_world),
         },
-        **parts_of('vlrep.methods.loctex.method:loctex_', 'initial build loss counts groups capabilities'),
+        **lazy_functions('vlrep.methods.loctex.method:loctex_', 'initial build loss counts groups capabilities'),
         seed_key='loctex head',
         needs=lambda recipe: {'captions'} | ({'masks'} if recipe.oracle_masks else set()),
         wants=lambda recipe: {'narratives'},

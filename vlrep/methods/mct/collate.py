@@ -11,8 +11,8 @@ import torch
 from fastcore.basics import patch
 
 from ...core.files import FilePath
-from ...core.scripts import mirror_pairs
 from ...core.seeding import hashed_uniform, torch_rng
+from ...core.writing_systems import mirror_pairs
 from ...data.collate import CaptionCollator
 from ...data.concepts import concept_counts, concept_words, plain_words
 from ...data.paraphrases import Paraphrases, read_paraphrases

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ...data.loader import StatefulLoader
 from ...data.tokenizer import TokenIds
 from ...data.transforms import EvalTransform, TrainTransform
-from ...losses.queue import queue_hinge, queue_nce, shared_tags, tag_nce
+from ...losses.queue_contrastive import multi_positive_nce, queue_hinge, queue_nce, shared_tag_mask
 from ..base import METHODS
 from ..learner import caption_sizes, make_learner, recipe_text_encoder
 from .collate import HeldOutViews, TwoViews
@@ -27,7 +27,7 @@ from ..word_head import loader_idf, word_term
 from ...models.bert import make_bert, small_config
 from ...models.bert_model import Bert, BertConfig
 from ...training.learner import BatchLearner, LossTerm, MicroBatchLoader
-from ...training.momentum import EMAUpdate, EnqueueKeys
+from ...training.momentum_contrast import EnqueueKeys, MomentumEncoderUpdate
 from ...training.optim import param_groups
 
 # %% ../../../nbs/methods/mct/40_method.ipynb #895745f6
@@ -57,7 +57,7 @@ def mct_loss(
         if r.ii and 'ii_pos' in out:
             terms['ii'] = LossTerm(r.ii, *nce('ii', 'image', None))
         if r.tag and 'same' in out:
-            nats = tag_nce(
+            nats = multi_positive_nce(
                 *pair('ii'),
                 out['same'],
                 r.temperature,
@@ -98,7 +98,7 @@ def mct_counts(
         queue = model.queue
         counted = tags.any(1)
         if not recipe.include_own_positive:
-            shared = shared_tags(tags, queue.tags[:, 1:], model.tag_threshold, model.strict)
+            shared = shared_tag_mask(tags, queue.tags[:, 1:], model.tag_threshold, model.strict)
             counted = counted & (shared & queue.active).any(1)
         return out | dict(tag=counted.sum())
 
@@ -238,7 +238,7 @@ def mct_groups(
 
 def mct_callbacks(recipe: MCTRecipe) -> list:
     "Update the momentum encoder and the queue after each step"
-    return [EMAUpdate(), EnqueueKeys()]
+    return [MomentumEncoderUpdate(), EnqueueKeys()]
 
 
 def mct_capabilities(model: MCTModel) -> dict:

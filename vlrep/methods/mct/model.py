@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from fastcore.basics import patch
 from torch import Tensor, nn
 
-from ...losses.queue import shared_tags
+from ...losses.queue_contrastive import shared_tag_mask
 from ..word_head import BagOfWordsHead
-from ...models.momentum import MomentumEncoder, Queue, forward_in_groups, shuffle_bn
+from ...models.momentum_contrast import MomentumEncoder, Queue, forward_in_groups, shuffle_bn
 from ...models.text_encoder import mean_words
 from ...training.distributed import current_dist
 
@@ -81,8 +81,8 @@ class DualEncoder(BagOfWordsHead, nn.Module):
         mask_same: bool = True,  # Leave older keys of the same image out of the negatives?
         tags_key: str = '',  # Which entry of a batch are the tags
         n_tags: int = 0,  # How many tags there are
-        tag_threshold: int = 2,  # As `threshold` of `shared_tags`
-        strict: bool = True,  # As `strict` of `shared_tags`
+        tag_threshold: int = 2,  # As `threshold` of `shared_tag_mask`
+        strict: bool = True,  # As `strict` of `shared_tag_mask`
     ):
         super().__init__()
         self.visual = visual
@@ -255,7 +255,7 @@ def _which(self: DualEncoder, queue, ids, key_tags):
     out = dict(ignore_image=ignore, ignore_text=ignore | (queue.tags[:, 0] == 0))
     if 'tag' not in self.compared:
         return out
-    same = shared_tags(key_tags[:, 1:], queue.tags[:, 1:], self.tag_threshold, self.strict) & queue.active
+    same = shared_tag_mask(key_tags[:, 1:], queue.tags[:, 1:], self.tag_threshold, self.strict) & queue.active
     return out | dict(same=same, tagged=(key_tags[:, 1:] > 0).any(1))
 
 # %% ../../../nbs/methods/mct/30_model.ipynb #3bb58ef6

@@ -12,21 +12,21 @@ from pathlib import Path
 from typing import Annotated
 
 from ...core.fields import Choice, Fraction, Int, UnitInterval
-from ..base import METHODS, Method, parts_of
+from ..base import METHODS, Method, lazy_functions
 from vlrep.methods.recipe import (
     BackboneFields,
     Batch,
     BertName,
-    Drop,
+    DropoutRate,
     GroupSize,
     HeadCount,
     Init,
     Layers,
+    LearningRate,
     Length,
     MethodRecipe,
     Norm,
     OnOff,
-    Rate,
     StepCount,
     Temperature,
     TextRecipe,
@@ -129,7 +129,7 @@ class MCTNetworks(MCTViews):
     depth: Layers = 12  # Its layers
     heads: HeadCount = 0  # Its attention heads; 0 means width/64
     norm: Norm = 'post'  # LayerNorm after each part, or 'pre'
-    dropout: Drop = 0.1  # In the text encoder
+    dropout: DropoutRate = 0.1  # In the text encoder
     init: Init = '0.02'  # Standard deviation of its initial weights, or 'fan_in'
     vocab: Vocab = 10000  # Tokens of a text encoder from scratch
     max_len: Length = 40  # Longest text in tokens (not said)
@@ -145,9 +145,9 @@ class MCTRecipe(MCTNetworks):
     bs: Batch = 512  # Images a step (sec. 4.1)
     steps: StepCount = 46_200  # Steps: 200 epochs of COCO's 118,287 images (sec. 4.1)
     warmup: WarmUp = 0  # Steps of linear warm-up (none is mentioned), then a cosine down to 0
-    cnn_lr: Rate = 0.03  # Peak learning rate of the backbone (sec. 4.1)
-    lr: Rate = 0.03  # Peak learning rate of the heads of images (as the backbone)
-    text_lr: Rate = 4e-5  # Peak learning rate of the text encoder and its heads (sec. 4.1)
+    cnn_lr: LearningRate = 0.03  # Peak learning rate of the backbone (sec. 4.1)
+    lr: LearningRate = 0.03  # Peak learning rate of the heads of images (as the backbone)
+    text_lr: LearningRate = 4e-5  # Peak learning rate of the text encoder and its heads (sec. 4.1)
 
     def problems(self) -> 'Iterator[str]':
         "Reject recipes without a loss, queues no longer than a batch, and towers that no loss trains"
@@ -249,7 +249,7 @@ METHODS.add(
             'flickr8k_slip': replace(_photos['flickr8k'], **_slip),
             'narratives': replace(_photos['flickr8k'], text_views='same', dropout=0.1, max_len=60),
         },
-        **parts_of(
+        **lazy_functions(
             'vlrep.methods.mct.method:mct_',
             'sizes initial build loss counts groups callbacks views capabilities',
         ),

@@ -9,13 +9,13 @@ __all__ = ['RotNetRecipe']
 from dataclasses import dataclass, replace
 
 from ...core.fields import Choice, Int, UnitInterval
-from ..base import METHODS, Method, parts_of
+from ..base import METHODS, Method, lazy_functions
 from vlrep.methods.recipe import (
     BackboneFields,
     Batch,
     Decay,
+    LearningRate,
     MethodRecipe,
-    Rate,
     StepCount,
     WarmUp,
 )
@@ -46,8 +46,8 @@ class RotNetRecipe(BackboneFields, MethodRecipe):
     warmup: WarmUp = 0  # Steps of linear warm-up of the learning rate (none is mentioned)
     optimiser: _Optimise = 'radam'  # radam (supplement) or sgd
     schedule: _Schedule = 'steps'  # steps: a tenth after 5/6 and 11/12 of the steps (supplement); or cosine
-    cnn_lr: Rate = 1e-3  # Peak learning rate of the backbone (supplement)
-    lr: Rate = 1e-3  # Peak learning rate of the classifier (supplement)
+    cnn_lr: LearningRate = 1e-3  # Peak learning rate of the backbone (supplement)
+    lr: LearningRate = 1e-3  # Peak learning rate of the classifier (supplement)
     wd: Decay = 1e-5  # Weight decay (supplement)
 
     def problems(self) -> 'Iterator[str]':
@@ -88,8 +88,8 @@ METHODS.add(
             'flickr8k': replace(_photo, visual_depth=18, visual_width=64, steps=500, warmup=50),
             'flickr8k_small': _photo,
         },
-        **parts_of('vlrep.methods.rotnet.method:rotnet_', 'build loss schedule'),
-        **parts_of('vlrep.methods.concept_training:concept_', 'optimizer backbone'),
+        **lazy_functions('vlrep.methods.rotnet.method:rotnet_', 'build loss schedule'),
+        **lazy_functions('vlrep.methods.concept_training:concept_', 'optimizer backbone'),
         sizes='vlrep.methods.learner:no_sizes',
         seed_key='rotation head',
         needs=lambda recipe: frozenset(),

@@ -8,15 +8,15 @@ __all__ = ['SupervisedRecipe']
 # %% ../../../nbs/methods/supervised/10_recipe.ipynb #d40a4cd7
 from dataclasses import dataclass
 
-from ..base import METHODS, Method, parts_of
+from ..base import METHODS, Method, lazy_functions
 from vlrep.methods.recipe import (
     BackboneFields,
     Batch,
     Channels,
     GradientNorm,
     ImageSize,
+    LearningRate,
     MethodRecipe,
-    Rate,
     ResNet,
     StepCount,
     WarmUp,
@@ -33,8 +33,8 @@ class SupervisedRecipe(BackboneFields, MethodRecipe):
     bs: Batch = 64  # Images a step
     steps: StepCount = 2500  # Steps
     warmup: WarmUp = 250  # Steps of linear warm-up, then a cosine down to 0
-    cnn_lr: Rate = 0.5  # Peak learning rate of the backbone
-    lr: Rate = 0.5  # Peak learning rate of the classifier
+    cnn_lr: LearningRate = 0.5  # Peak learning rate of the backbone
+    lr: LearningRate = 0.5  # Peak learning rate of the classifier
     clip: GradientNorm = 1.0  # Largest norm of the gradient, 0 for none; 10, as in the virtex code, is unstable here
 
 # %% ../../../nbs/methods/supervised/10_recipe.ipynb #7e0e6e19
@@ -43,7 +43,7 @@ METHODS.add(
         'supervised',
         SupervisedRecipe,
         {'world': SupervisedRecipe()},
-        **parts_of('vlrep.methods.supervised.method:supervised_', 'initial sizes build loss'),
+        **lazy_functions('vlrep.methods.supervised.method:supervised_', 'initial sizes build loss'),
         needs=lambda recipe: {'categories'},
         tokenizer=None,
         collate=None,

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from typing import Annotated
 
 from ...core.fields import Choice
-from ..base import METHODS, Method, parts_of
-from ..concept_recipe import SMALL_CONCEPTS, VGG_CONCEPTS, ConceptRecipe, concept_photos
+from ..base import METHODS, Method, lazy_functions
+from ..concept_recipe import SMALL_CONCEPTS, VGG_CONCEPTS, ConceptRecipe, concept_photo_recipes
 from ..recipe import BertName
 
 # %% ../../../nbs/methods/tag_prediction/10_recipe.ipynb #3f7c1016
@@ -67,10 +67,10 @@ METHODS.add(
             'tp_cluster10k_vgg16': replace(_vgg, **_states, top_k=10_000),
             **{f'tp_{k}': replace(_world, **v) for k, v in _kinds.items()},  # the synthetic world
             'world': _world,
-            **concept_photos(_world),
+            **concept_photo_recipes(_world),
         },
-        **parts_of('vlrep.methods.tag_prediction.method:tag_prediction_', 'sizes build loss'),
-        **parts_of('vlrep.methods.concept_training:concept_', 'optimizer schedule backbone'),
+        **lazy_functions('vlrep.methods.tag_prediction.method:tag_prediction_', 'sizes build loss'),
+        **lazy_functions('vlrep.methods.concept_training:concept_', 'optimizer schedule backbone'),
         seed_key='tag prediction head',
         **{
             k: f'vlrep.methods.tag_prediction.collate:{v}'

@@ -9,7 +9,7 @@ __all__ = ['ViLBERTRecipe', 'vilbert_config']
 from dataclasses import dataclass, replace
 
 from ...core.fields import Choice, Int
-from ..base import METHODS, Method, parts_of
+from ..base import METHODS, Method, lazy_functions
 from vlrep.methods.fusion_recipe import (
     NO_BACKBONE,
     FusionRecipe,
@@ -86,11 +86,11 @@ METHODS.add(
         'vilbert',
         ViLBERTRecipe,
         {**paper_recipes(_base, 'vilbert', 1024), **_small},
-        **parts_of(
+        **lazy_functions(
             'vlrep.methods.fusion_training:fusion_',
             'sizes initial loss groups optimizer schedule backbone capabilities',
         ),
-        **parts_of('vlrep.methods.fusion_method:fusion_', 'counts views held_out_view'),
+        **lazy_functions('vlrep.methods.fusion_method:fusion_', 'counts views held_out_view'),
         build='vlrep.methods.vilbert.method:vilbert_build',
         **{
             k: f'vlrep.methods.fusion_collate:{v}'

@@ -9,24 +9,24 @@ __all__ = ['WordHead', 'Parallel', 'VirTexRecipe']
 from dataclasses import dataclass, replace
 
 from ...core.fields import UnitInterval
-from ..base import METHODS, Method, parts_of
+from ..base import METHODS, Method, lazy_functions
 from vlrep.methods.recipe import (
     BackboneFields,
     Batch,
-    Chunk,
+    ChunkSize,
     Count,
     Decay,
-    Drop,
+    DropoutRate,
     GradientNorm,
     HeadCount,
     Init,
     Layers,
+    LearningRate,
     Length,
     Masking,
     MethodRecipe,
     Norm,
     OnOff,
-    Rate,
     StepCount,
     Task,
     TextRecipe,
@@ -52,20 +52,20 @@ class VirTexRecipe(BackboneFields, TextRecipe):
     depth: Layers = 1  # Their layers L (tab. 2 varies it)
     heads: HeadCount = 0  # Attention heads; 0 means width/64 (sec. 3)
     norm: Norm = 'post'  # LayerNorm after each part, as in the original Transformer (sec. 3); or 'pre' (code)
-    dropout: Drop = 0.1  # (code)
+    dropout: DropoutRate = 0.1  # (code)
     init: Init = '0.02'  # Standard deviation of the textual head's weights (code), or 'fan_in' for small widths
     vocab: Vocab = 10000  # Tokens, special ones included (sec. 3)
     max_len: Length = 30  # Longest caption in tokens, [SOS] and [EOS] included (code)
     bs: Batch = 256  # Images a step (sec. 3)
     steps: StepCount = 500_000  # Steps (sec. 3)
     warmup: WarmUp = 10_000  # Steps of linear warm-up, then a cosine down to 0 (sec. 3)
-    cnn_lr: Rate = 0.2  # Peak learning rate of the backbone (sec. 3)
-    lr: Rate = 1e-3  # Peak learning rate of everything else (sec. 3)
+    cnn_lr: LearningRate = 0.2  # Peak learning rate of the backbone (sec. 3)
+    lr: LearningRate = 1e-3  # Peak learning rate of everything else (sec. 3)
     wd: Decay = 1e-4  # Weight decay, none for LayerNorms and biases of embedding and decoders (sec. 3)
     lookahead_k: Count = 5  # Lookahead's steps; 0 for none (sec. 3)
     lookahead_alpha: UnitInterval = 0.5  # Lookahead's share (sec. 3)
     clip: GradientNorm = 10.0  # Largest norm of the gradient; 0 for none (code)
-    logit_chunk: Chunk = 0  # Words whose scores over the vocabulary are in memory at a time; 0 for all
+    logit_chunk: ChunkSize = 0  # Words whose scores over the vocabulary are in memory at a time; 0 for all
     idf: OnOff = False  # token_cls: rare words get a larger share of the target (SuperClass, eq. 3)
     word_weight: WordHead = 0.0  # Tasks with a decoder: weight of the auxiliary word head (rare words weigh more)
     parallel: Parallel = 0.0  # Captioning: share of the captions that are predicted in parallel (CapPa: .75)
@@ -104,7 +104,7 @@ _small = replace(
     lookahead_k=0,
 )
 _world = replace(_small, size=48, vocab=600, dropout=0.0, scale_min=0.6, jitter=0.2, steps=2600, warmup=260)
-_parts = parts_of('vlrep.methods.virtex.method:virtex_', 'sizes initial build loss counts groups optimizer')
+_parts = lazy_functions('vlrep.methods.virtex.method:virtex_', 'sizes initial build loss counts groups optimizer')
 _parts |= dict(capabilities='vlrep.methods.virtex.model:virtex_capabilities', seed_key='virtex head')
 _paper = 'VirTex (Desai and Johnson, 2021)'
 

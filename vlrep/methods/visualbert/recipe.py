@@ -9,7 +9,7 @@ __all__ = ['VisualBERTRecipe', 'visualbert_config']
 from dataclasses import dataclass, replace
 
 from ...core.fields import Choice
-from ..base import METHODS, Method, parts_of
+from ..base import METHODS, Method, lazy_functions
 from vlrep.methods.fusion_recipe import (
     NO_BACKBONE,
     FusionRecipe,
@@ -62,11 +62,11 @@ METHODS.add(
         'visualbert',
         VisualBERTRecipe,
         {**paper_recipes(_base, 'visualbert'), **_small, 'world_mim': replace(_small['world'], mim='kl')},
-        **parts_of(
+        **lazy_functions(
             'vlrep.methods.fusion_training:fusion_',
             'sizes initial loss groups optimizer schedule backbone capabilities',
         ),
-        **parts_of('vlrep.methods.fusion_method:fusion_', 'counts views held_out_view'),
+        **lazy_functions('vlrep.methods.fusion_method:fusion_', 'counts views held_out_view'),
         build='vlrep.methods.visualbert.method:visualbert_build',
         **{
             k: f'vlrep.methods.fusion_collate:{v}'
