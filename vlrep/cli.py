@@ -47,7 +47,7 @@ _CONFIG = DisallowNone, FlagCreatePairsOff, OmitArgPrefixes
 
 
 def _option(word, help=None, kind=str, names=()):
-    "The type of an option that may be left out: one text, or one `kind`, called `word` in the help; one of `names`"
+    "Make the type of an optional option: a `kind`, shown as `word` in the help, and one of `names` if given"
 
     def read(argv):
         if not argv[0].strip():

@@ -56,7 +56,7 @@ def write_error(
 
 @contextmanager
 def _write_errors(new, path):
-    "An `OSError` of the body names the file by its name in the end, not by that of `new`, and says why"
+    "Make an `OSError` of the body name `path` instead of the temporary `new`, and say why it was raised"
     try:
         yield
     except OSError as e:

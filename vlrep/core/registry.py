@@ -161,7 +161,7 @@ def load_plugins() -> None:
 def load_plugin(
     path: 'str|Path',  # A Python file that registers something
 ) -> ModuleType:  # The module; its name is that of the file
-    "Import a file, once; a `ValueError` names it if that is impossible"
+    "Import a plug-in file, at most once; a `ValueError` names a file that cannot be imported"
     path = Path(path).resolve()
     if path in _plugins:
         return _plugins[path]

@@ -97,7 +97,7 @@ class _FilledAsDict(type):
 
 
 def _stand_in(name):
-    "An inert class for the objects of a class of somebody else: made and filled with anything, it does nothing"
+    "Make an inert class to unpickle objects of the class `name` with: none of its own code runs"
 
     class StandIn(dict, metaclass=_FilledAsDict):
         __class__ = property(lambda self: list)  # nothing else is appended to
@@ -136,7 +136,7 @@ SAVE_WEIGHTS = 'torch.save(model.state_dict(), FILE)'  # What makes a file that 
 
 
 def _unpickled(path, others):
-    "What `torch.save` wrote; `others`: of objects other than tensors and plain data inert ones instead of an error"
+    "Read what `torch.save` wrote; with `others`, most objects of other classes become inert instead of an error"
     strange = {}
     while True:
         try:

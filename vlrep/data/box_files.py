@@ -63,7 +63,7 @@ def _box_lines(path):
 
 
 def _box_instances(path):
-    "The same of a file of COCO's instances"
+    "Yield (image, boxes, size, where it stands) for each image of a file of COCO's instances"
     data = read_json(path)
     images = coco_table(data, path, 'images', dict(id=ID, file_name=str), 'id')
     boxes = {r['id']: [] for r in images}

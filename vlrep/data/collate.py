@@ -213,7 +213,7 @@ def mirroring_line(
 
 # %% ../../nbs/data/50_collate.ipynb #f64424c5
 def _form_line(recipe, collate, train):
-    "Which form of letters is read, where that is not the papers'; or what it costs"
+    "Say why `auto` chose nfkc for these captions, or that nfkd drops marks that they need; else ''"
     best, why = choose_normalisation(collate.all_texts(train).flat())
     form = getattr(recipe, 'normalise', 'auto')
     used = collate.tokenizer.normalisation if collate.tokenizer is not None else form.replace('auto', best)

@@ -57,7 +57,7 @@ def leave_out(
 def is_hidden(
     name: str,  # Of a file or folder, without those it is in
 ) -> bool:
-    "Tell whether it is none of the user's files: `.DS_Store`, `._photo.jpg`, `__MACOSX`, `Thumbs.db`?"
+    "Tell whether a file or folder is hidden, such as `.DS_Store`, `._photo.jpg`, `__MACOSX` or `Thumbs.db`"
     return name.startswith('.') or name.lower() in ('__macosx', 'thumbs.db', 'desktop.ini')
 
 
@@ -226,7 +226,7 @@ def write_images(
 def adding_to(
     root: FilePath,  # A folder; made if it was not there
 ) -> 'Iterator[Path]':  # Yields an empty folder to fill
-    "Fill a folder and move its files into `root`, all of them; if one is there already, a `ValueError`, and none"
+    "Yield a folder to fill, then move its files into `root`; a `ValueError`, and no move, if one exists there"
     root = Path(root)
     root.parent.mkdir(parents=True, exist_ok=True)
     place = root.resolve()

@@ -276,7 +276,7 @@ def plan(
 
 @patch
 def _job(self: StatefulLoader, epoch, rows):
-    "What is read of the whole batch `rows`: the own ones; a rank without any reads one, for the form of the tensors"
+    "Return the rows that this rank reads of the batch `rows`: its own, or one, for the shapes, if it has none"
     own = rows[self.own(len(rows))]
     return epoch, own if len(own) else rows[:1]
 

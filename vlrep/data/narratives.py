@@ -223,7 +223,7 @@ def one(
     self: Narratives,
     k: int,  # Which of all narratives, an entry of `at`
 ) -> Narrative:
-    "Read one narrative, as it was but for the rounding of its trace"
+    "Read narrative `k` as it was added, but with its trace rounded and without empty strokes"
     c = {n: v[k] for n, v in self.cols.items()}
     p = np.empty((len(c['t']), 3), np.float32)
     p[:, :2] = c['xy'] / np.float32(1e4)

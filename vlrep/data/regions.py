@@ -997,7 +997,7 @@ def open_regions(
     path: FilePath,  # The folder of a store; with boxes also a file of boxes, see `BoxFile`
     how: str = 'files',  # files: features are wanted; boxes: boxes are enough
 ) -> 'RegionStore|BoxFile':
-    "Open a store or a file of boxes; a `ValueError` if a file of boxes is to give features"
+    "Open a store of regions or a file of boxes; a `ValueError` for a file unless `how` is 'boxes'"
     if not Path(path).is_file():
         return RegionStore(path)
     if how != 'boxes':

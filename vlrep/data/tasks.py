@@ -82,7 +82,7 @@ class TaskDataset(ImageTextDataset):
         return [t[0] for t in both], [t[1] for t in both] if self.pairs else None
 
     def digest(self) -> str:  # 16 hexadecimal digits
-        "Hash names, texts, targets and rows; that of the pixels is `vlrep.training.resume.fingerprint` of `base`"
+        "Hash ids, texts, answers, labels and image rows; `vlrep.training.resume.fingerprint` hashes the images"
         h = hashlib.sha256(repr((len(self), list(self.ids), self.classes)).encode())
         for b in (self.captions, self.answers):
             if b is None:

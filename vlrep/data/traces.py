@@ -13,7 +13,7 @@ from ..core.registry import did_you_mean
 
 # %% ../../nbs/data/45_traces.ipynb #f8824368
 def _expand(n):
-    "For counts `n` (k,): the number of the one counted, and which of its items this is, for every item"
+    "Return for every item of groups of sizes `n` (k,) the index of its group and its position in the group"
     who = torch.repeat_interleave(torch.arange(len(n), device=n.device), n)
     return who, torch.arange(len(who), device=n.device) - (n.cumsum(0) - n)[who]
 

@@ -39,7 +39,7 @@ from .flickr8k import IMAGES
 
 # %% ../../nbs/datasets/40_narratives.ipynb #4d459dc0
 def _rows_of(items, keys, at, words=0):
-    "Of each of a list of dicts the values of `keys`, `words` strings and then numbers; and an array of the numbers"
+    "Read `keys` of each dict of a list, first `words` strings, then numbers; return the rows and the numbers"
     if not isinstance(items, list):
         raise ValueError(f'{at} is {brief(items)}, expected a list')
     try:

@@ -112,7 +112,7 @@ def split_photos(
 
 
 def _listed_parts(dataset, own, share, log):
-    "The parts that a split lists; what is in one of photos and list alone is counted"
+    "Split photos as their own split lists them; log photos without a part and listed ones that are missing"
     listed = own.read()
     where = f'from {own.where}'
     key = [i if i in listed else Path(i).stem for i in dataset.ids]

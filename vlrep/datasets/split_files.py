@@ -41,7 +41,7 @@ def read_lists(
 def read_karpathy_parts(
     path: FilePath,  # `dataset_flickr8k.json` or `dataset_flickr30k.json`
 ) -> dict:  # Name of each photo -> its part; restval is train
-    "Read whose part each photo is; a `ValueError` names file and row of what is wrong"
+    "Read which part each photo belongs to; a `ValueError` names file and row of what is wrong"
     data = read_json(path)
     rows = data.get('images') if isinstance(data, dict) else None
     if not isinstance(rows, list):

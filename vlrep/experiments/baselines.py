@@ -37,7 +37,7 @@ def _shared(dist):
 
 # %% ../../nbs/experiments/38_baselines.ipynb #316533c5
 def _explained(e, learn, recipe, accumulate):
-    "An exception with advice on the error `e` of a training; None if there is none"
+    "Return the exception with advice to raise for the error `e` of a training, or None for other errors"
     if out_of_memory(e):
         return ValueError(memory_advice(recipe.bs, accumulate))
     line = str(e).splitlines() or ['']

@@ -34,7 +34,7 @@ def localisation_loss(
     # by their areas
     eps: float = 1e-8,  # Stands inside the root, whose gradient at 0 is infinite
 ) -> tuple:  # Total (), each sample between 0 and the root of 2, and number of samples that have a mask ()
-    "Compute the distance of attention and trace, both of unit length, summed over samples (LocTex eq. 3)"
+    "Sum over samples the distance between attention and trace, both scaled to unit length (LocTex eq. 3)"
     if attn.shape != mask.shape or attn.ndim != 4:
         raise ValueError(f'attn {tuple(attn.shape)} and mask {tuple(mask.shape)}: both must be (b,s,h,w)')
     if norm not in ('row', 'tensor', 'tensor_l1'):

@@ -86,5 +86,5 @@ def lazy_functions(
     prefix: str,  # Module and the beginning of a name in it: 'vlrep.methods.virtex.method:virtex_'
     names: str,  # Fields of `Method`, with spaces between: 'build loss groups'
 ) -> dict:  # Field -> reference, for `Method(**...)`
-    "References to functions that are called like the fields they are for"
+    "Make a reference `prefix + name` for each field of `Method` in `names`"
     return {name: prefix + name for name in names.split()}

@@ -44,7 +44,7 @@ def no_sizes(recipe: MethodRecipe, loader: StatefulLoader, **initial) -> dict:
 
 
 def random_weights(recipe: MethodRecipe, visual: nn.Module, dls: DataLoaders, seed: int) -> dict:
-    "What a model begins with that is all random: nothing from the training set"
+    "Take nothing from the training set, for a model whose initial weights are all random"
     return {}
 
 

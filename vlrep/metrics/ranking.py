@@ -171,7 +171,7 @@ def caption_nouns(
     pred: list,  # Things each caption names: a list of sets
     true: list,  # Things in each picture: a list of sets
 ) -> dict:  # precision and recall (0 where nothing was said, or nothing is there), the counts behind them, and n
-    "How many of the things named are there, and how many of the things there are named"
+    "Compute precision and recall of the things that captions name, over all pictures together"
     pred = list(map(set, pred))
     true = list(map(set, true))
     if len(pred) != len(true):

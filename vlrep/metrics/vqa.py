@@ -43,7 +43,7 @@ def normalise_answer(
 def soft_scores(
     answers: list,  # What people answered, ten as a rule
 ) -> dict:  # Normalised answer -> score, from 0 to 1
-    "The score of each answer: min(matches/3, 1), the mean over leaving out each of the people in turn"
+    "Compute the score of each answer: min(matches/3, 1), averaged over leaving out each person once"
     counts = Counter(filter(None, map(normalise_answer, answers)))
     n = len(answers)
     # m of the n subsets have lost one match

@@ -215,7 +215,7 @@ def _new(names, plan, seed, keys=()):
 
 
 def _trained(dataset, known, plan, seed):
-    "A trained encoder, and its scores"
+    "Train an encoder on all but the last images, at most a tenth, and score it on those; if none, on all"
     validation = min(plan.validation, len(dataset) // 10)
     rows = torch.arange(len(dataset) - validation)
     threads = torch.get_num_threads()

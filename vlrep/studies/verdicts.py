@@ -143,7 +143,7 @@ _HEAD = dict(kind=str, file=str, table=dict, first=dict)
 def read_study_lines(
     path: FilePath,  # The folder of a study, or its study.jsonl
 ) -> tuple:  # The study, and the other lines
-    "Read what a study has found so far; a `ValueError` names the file that is missing or damaged"
+    "Read a study and the lines recorded so far; a `ValueError` names the file that is missing or damaged"
     path = _lines_path(path)
     head, *lines = read_lines_of(path)
     check_head(head, path)
@@ -236,7 +236,7 @@ def _told(v):
 
 
 def _changed_rows(a, b, *, key, cls, kind, gone=''):
-    "What was changed in a list of tables, each called by one of its fields; other words apart, they change no number"
+    "List the tables that were removed, added, changed or reworded between two lists, matched by `key`"
     a, b = ({r[key]: _full(cls, r) for r in t} for t in (a, b))
     out = [f'{kind} {k} was removed{gone}' for k in a if k not in b]
     out += [f'{kind} {k} was added' for k in b if k not in a]
@@ -272,7 +272,7 @@ def with_current_file(
     head: dict,  # From `study_head`
     table: dict,  # The current contents of its file
 ) -> Study:  # Seeds, sizes and variants of its runs; title, margin and comparisons of today
-    "Update a study by its current file, and note what was changed there after the first result"
+    "Merge the current file into a recorded study, and list what changed in it since the first result"
     now = study_of(table, study.file, ran=True)
     ids = {c.id for c in now.comparisons}
     names = {a.name for a in study.variants}
@@ -339,7 +339,7 @@ def mixed_facts(
         return ', '.join(f'{k} {x}' for k, x in v.items()) if isinstance(v, dict) else str(v)
 
     def of(which):
-        "The same seeds of several variants are named once"
+        "Write the seeds of each variant in words; variants with the same seeds share an entry"
         same = {}
         for who, seeds in which.items():
             last = [s for s in seeds if s == 'trials']

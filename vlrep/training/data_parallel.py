@@ -34,7 +34,7 @@ class DDPTraining(BaseCallback):
         self.window = ExitStack()
 
     def _open(self):
-        "Is an accumulation window open, and would the next batch leave it so?"
+        "Return whether an accumulation window is open, and whether the next batch would leave it open"
         acc = getattr(self.learn, 'accumulate', None)
         if acc is None:
             return False, False
@@ -97,7 +97,7 @@ class DDPTraining(BaseCallback):
 
     @torch.no_grad()
     def after_epoch(self) -> None:
-        "What rank 0 is about to save holds for all: gradients of an open window, and the images that could not be read"
+        "Average the gradients of an open window over processes, and share the lists of unreadable images"
         if self.net is None:
             return
         if self._open()[0]:

@@ -137,7 +137,7 @@ def _number(name):
 
 
 def _is_host(rank):
-    "Does this process keep the store in which all meet? Where `torchrun` has started them, that does"
+    "Tell whether this process hosts the common store; where `torchrun`'s agent hosts it, none does"
     return rank == 0 and os.environ.get('TORCHELASTIC_USE_AGENT_STORE') != 'True'
 
 
@@ -208,7 +208,7 @@ def _meet(store, dist):
 
 
 def _linger(store, dist, patience=20.0):
-    "The process that keeps the store stays until the others have heard why it ends, as far as they have begun"
+    "Keep the host of the store alive until all others have read why it ends, at most `patience` seconds"
     until = time.monotonic() + patience
     while _is_host(dist.rank) and _missing(store, 'heard', dist) and time.monotonic() < until:
         time.sleep(0.05)
@@ -217,7 +217,7 @@ def _linger(store, dist, patience=20.0):
 def tell_others(
     reason: str,  # Why this process ends
 ) -> None:
-    "Called by a process that was refused before all had met: the others, which wait for it, end with the reason"
+    "Tell the processes that wait to meet this one why it was refused, so that they end, too"
     if 'RANK' not in os.environ or _JOINED[0].world_size > 1:
         return
     with suppress(KeyError, OSError, RuntimeError, ValueError):
@@ -381,7 +381,7 @@ def propagate_errors(
     dist: Dist,  # The processes that all run the body
     patience: float = 5.0,  # Seconds to wait for the others' reasons
 ) -> 'Iterator[None]':
-    "What fails in one process is raised in all: a `ProcessFailure` names the rank and its reason"
+    "Raise an error of one process in all; the others get a `ProcessFailure` with its rank and reason"
     try:
         yield
     except Exception as e:

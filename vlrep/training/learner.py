@@ -273,7 +273,7 @@ class GradientAccumulation(StatefulCallback):
             self.micro = 0
 
     def after_loss(self) -> None:
-        "Weight this batch as the first one of its window was"
+        "Rescale the loss as if divided by the count of the window's first batch, and add up the counts"
         whole = self.loss_func.whole
         if self.micro == 0:
             self.opening = torch.where(whole > 0, whole, 1.0)

@@ -76,7 +76,7 @@ def resume(
 
 
 def _resume(learn, run, which, regroup):
-    "What the main process does first, and the others after it without writing"
+    "Load a checkpoint into `learn` and return its step; the main process also cuts the logs back to it"
     folder = run.start(which)
     main = getattr(learn, 'dist', Dist()).is_main
     if folder is None:

@@ -252,7 +252,7 @@ def create(
     precision: str = 'fp32',  # As chosen, see `vlrep.training.precision.choose_precision`
     **more,  # Anything else worth knowing
 ) -> Run:
-    "Begin a run: lock the folder and write `recipe.json`; a `ValueError` if it holds a run or is in use"
+    "Lock the folder of a new run and write `recipe.json`; a `ValueError` if it holds a run or is in use"
     try:
         str(path).encode()
     except UnicodeEncodeError:

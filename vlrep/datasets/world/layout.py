@@ -95,7 +95,7 @@ def zones(
     setting: str,  # One of SETTINGS
     horizon: float,  # Height of the horizon, 0 top to 1 bottom
 ) -> dict:  # ground, sky, water: (top,bottom) or None
-    "Heights at which feet stand, wings fly and keels float"
+    "Return the height ranges for things on the ground, in the sky and on the water of a setting"
     if setting == 'lake':
         return dict(ground=(0.86, 0.98), sky=(0.02, horizon + 0.04), water=(horizon + 0.14, 0.8))
     if setting == 'beach':
@@ -144,7 +144,7 @@ def _coat(r, c, shifted):
 
 
 def _look(r, c, color, action, shifted):
-    "Everything about one thing's appearance, as plain numbers"
+    "Draw one thing's seed, tilt, proportions, colours and texture at random, as plain data"
     jit = 30 if shifted else 15
     d = _u(r, -jit, jit)
 

@@ -255,7 +255,7 @@ def spoken_masks(
     narrative: Narrative,  # With `referents`
     labels: np.ndarray,  # What `label_map` gives (h,w)
 ) -> np.ndarray:  # bool (utterances,h,w)
-    "For each utterance the pixels it is about: the visible thing; for the place all that is no thing; for nothing none"
+    "Mask the pixels that each utterance is about: its visible thing, the background for the place, or none"
     referents = np.array(narrative.referents)[:, None, None]
     l = np.asarray(labels)[None].astype(int)
     return (referents >= 0) & (l == referents + 1) | (referents == PLACE) & (l == 0)

@@ -354,7 +354,7 @@ def _wheel(p, x, y, r, hub='metal'):
 
 
 def _drive(p, x, y):
-    "What speed leaves behind"
+    "Draw three puffs of smoke behind a driving vehicle"
     for i, (dx, s) in enumerate(((0.05, 0.1), (-0.2, 0.14), (-0.48, 0.19))):
         p.fx.oval('smoke', x + dx, y - 0.07 * i, s)
 

@@ -325,7 +325,7 @@ def make_statements(
     *key,  # What makes these statements different from others, e.g. the scene's number
     n: int = 6,  # How many; labels take turns
 ) -> list:  # Dicts: text, label
-    "Make statements about a scene, as many that follow as contradict it as are undecided"
+    "Make statements that a scene entails, contradicts or leaves open, in equal numbers as far as possible"
     if not scene['objects']:
         raise ValueError('nothing can be stated about a scene without objects')
     r = Random(seed_of('state', *key))

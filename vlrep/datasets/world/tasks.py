@@ -15,7 +15,7 @@ from .task_options import WorldTaskOptions
 
 # %% ../../../nbs/datasets/world/70_tasks.ipynb #c4b0acc8
 def _questions(r, none):
-    "What is asked of a scene: what it answers, or what it does not and as much that it does"
+    "Pick a scene's answerable questions; with `none`, the unanswerable and at most as many answerable ones"
     can, cannot = ([q for q in r.questions if q['answerable'] == k] for k in (True, False))
     picked = can if not none else cannot + can[: len(cannot)]
     return [(q['question'], None, q['answers'], q['type']) for q in picked]

@@ -119,7 +119,7 @@ def clip_loss(
 def clip_counts(
     recipe: CLIPRecipe,  # `word_weight`
 ) -> Callable:  # (model, batch) -> {term: samples}
-    "Count the samples of each term before a step"
+    "Make the function that counts a batch's samples for each loss term, before a step is made"
 
     def counts(model, batch):
         argv = dict(words=model.captions_with_targets(batch['tokens'])) if recipe.word_weight else {}

@@ -69,7 +69,7 @@ class TripletCollator:
         return [i for w in separate_punctuation(text, self.how).split() for i in self._word(w)]
 
     def all_texts(self, source: ImageTextDataset) -> TextBuffer:
-        "The captions that are read: as long as they may be, and no other one's double"
+        "Collect the captions of an allowed length that do not repeat an earlier one of their image"
         read = self.usable(source)
         rows = source.captions.rows
         return source.captions.take(np.flatnonzero(read), np.diff(np.append(0, read.cumsum())[rows]))

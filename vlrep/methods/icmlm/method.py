@@ -56,7 +56,7 @@ def icmlm_loss(
 def icmlm_counts(
     recipe: ICMLMRecipe,  # Not used
 ) -> Callable:  # (model, batch) -> {term: samples}
-    "Count the samples of each term before a step"
+    "Make the function that counts a batch's samples for each loss term, before a step is made"
 
     def counts(model, batch):
         return dict(word=batch['weight'].sum(), tags=(batch['concepts'] > 0).any(1).sum())

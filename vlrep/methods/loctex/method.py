@@ -196,7 +196,7 @@ def _sides(model, images):
 def loctex_counts(
     recipe: LocTexRecipe,  # Its losses
 ) -> Callable:  # (model, batch) -> {term: samples}
-    "Count the samples of each term before a step"
+    "Make the function that counts a batch's samples for each loss term, before a step is made"
     sides = {}  # of the grids, by shape of an image
 
     def counts(model, batch):

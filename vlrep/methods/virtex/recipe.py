@@ -71,7 +71,7 @@ class VirTexRecipe(BackboneFields, TextRecipe):
     parallel: Parallel = 0.0  # Captioning: share of the captions that are predicted in parallel (CapPa: .75)
 
     def problems(self) -> 'Iterator[str]':
-        "Reject options that the task does not have"
+        "Yield an error message for each option that the task does not have"
         yield from MethodRecipe.problems(self)
         if self.task == 'multilabel' and (self.normalise, self.mirror_words) != ('auto', 'auto'):
             yield 'normalise, mirror_words: the task multilabel reads no captions; leave them out'
