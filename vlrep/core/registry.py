@@ -168,9 +168,11 @@ def load_plugin(
     if not path.is_file():
         raise ValueError(f'--plugin {path}: no such file')
     name = path.stem
-    other = importlib.util.find_spec(name) if name.isidentifier() else None
-    if not name.isidentifier() or other and Path(other.origin or '').resolve() != path:
-        raise ValueError(f'--plugin {path}: its name must be a valid module name, and no other module may have it')
+    if not name.isidentifier() or name.startswith('__'):
+        raise ValueError(f'--plugin {path}: {name!r} is not a valid name of a module; rename the file')
+    other = importlib.util.find_spec(name)
+    if other and Path(other.origin or '').resolve() != path:
+        raise ValueError(f'--plugin {path}: another module is called {name}; rename the file')
     if path.suffix != '.py':
         raise ValueError(f'--plugin {path}: its name must end in .py')
     spec = importlib.util.spec_from_file_location(name, path)

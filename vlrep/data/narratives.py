@@ -221,7 +221,7 @@ def subset(
 @patch
 def one(
     self: Narratives,
-    k: int,  # Which of all narratives, an entry of `at`
+    k: int,  # Its position in the order in which narratives were added
 ) -> Narrative:
     "Read narrative `k` as it was added, but with its trace rounded and without empty strokes"
     c = {n: v[k] for n, v in self.cols.items()}

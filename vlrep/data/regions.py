@@ -995,7 +995,7 @@ def mirror_boxes(
 # %% ../../nbs/data/57_regions.ipynb #21e518fa
 def open_regions(
     path: FilePath,  # The folder of a store; with boxes also a file of boxes, see `BoxFile`
-    how: str = 'files',  # files: features are wanted; boxes: boxes are enough
+    how: str = 'files',  # One of `READ_HOWS`; a file of boxes is accepted for boxes only
 ) -> 'RegionStore|BoxFile':
     "Open a store of regions or a file of boxes; a `ValueError` for a file unless `how` is 'boxes'"
     if not Path(path).is_file():

@@ -27,30 +27,30 @@ def localizer(
     m: Pretrained,  # A trained model
 ) -> callable:  # Normalised pictures (b,3,S,S) and as many names -> maps that sum to 1 (b,h,w); None if the model has
     # neither `attribute` nor `attend`, or no tokenizer
-    """Make a function that localises a named thing with a model
+    """Make a function that maps where named objects are in images; None if the model cannot
 
     By gradient attribution of the name (`attribute`), or by the attention of its tokens (`attend`)
     """
     attribute, attend = (m.capabilities.get(k) for k in ('attribute', 'attend'))
     if m.tokenizer is None or not (attribute or attend):
         return None
-    # after [SOS] and a
+    # index of the first token of the name, after [SOS] and "a"
     first = len(m.tokenizer.encode('a', 1 << 30)) - 1
 
-    def points(image, names):
+    def maps(image, names):
         tokens, lengths = pad_tokens(m.tokenizer.encode([f'a {n}' for n in names], min(30, m.max_len)), m.tokenizer.pad)
         at = torch.arange(tokens.shape[1])
-        own = ((at >= first) & (at < lengths[:, None] - 1)).float()
-        tokens, lengths, own = (t.to(image.device) for t in (tokens, lengths, own))
+        name_tokens = ((at >= first) & (at < lengths[:, None] - 1)).float()
+        tokens, lengths, name_tokens = (t.to(image.device) for t in (tokens, lengths, name_tokens))
         with m.evaluating(native=True):
             p = (
-                attribute(image, tokens, own)
+                attribute(image, tokens, name_tokens)
                 if attribute
-                else (attend(image, tokens, lengths) * own[:, :, None, None]).sum(1)
+                else (attend(image, tokens, lengths) * name_tokens[:, :, None, None]).sum(1)
             )
         return p / p.sum((1, 2), keepdim=True)
 
-    return points
+    return maps
 
 # %% ../../nbs/evaluation/60_grounding.ipynb #6328e7b3
 def grounding_table(
@@ -147,7 +147,7 @@ def _attend_in_windows(attend, image, ids, max_len):
     return torch.cat(out)
 
 # %% ../../nbs/evaluation/60_grounding.ipynb #7885213a
-def _one(n, attend, how, m, images, *, max_words, max_len, pad):
+def _narrative_dict(n, attend, how, m, images, *, max_words, max_len, pad):
     "The dict of one narrative, but for its picture"
     words, times = word_times(n)
     x, trace = _in_view(n, m, images)
@@ -189,7 +189,7 @@ def _one(n, attend, how, m, images, *, max_words, max_len, pad):
 def trace_samples(
     m: Pretrained,  # Trained
     records: ImageTextDataset | list,  # An `ImageTextDataset` with narratives, or records with a narrative each
-    big: list = None,  # The same pictures with more pixels, to show
+    larger_images: list = None,  # The same pictures with more pixels, to show
     max_words: int = 18,  # Words of a narrative that are shown
     max_len: int = 60,  # Most tokens that the model reads at once
     *,
@@ -197,7 +197,7 @@ def trace_samples(
     render: str = 'polyline',  # What a trace covers, as for `render_traces`
 ) -> list:  # Dicts `id`, `image`, `end`, `strokes`, `spoken`, `words`, as `traces_html` takes
     # them; records without a narrative are left out, and all if `m` cannot `attend`
-    """Show pictures with the first narrative of each
+    """Collect images and their first narratives, for `traces_html` to show
 
     The mouse trace, and for words that name an object the mask of their part of it, and their attention map
     """
@@ -205,18 +205,20 @@ def trace_samples(
     out = []
     if m.tokenizer is None or attend is None:
         return out
-    sharper = math.ceil(320 / m.view.size)
+    upscale = math.ceil(320 / m.view.size)
     for i, narratives in enumerate(narratives_of(records)):
         if not narratives or not narratives[0].text.split():
             continue
         r = records[i]
         pic = r.load()
-        (shown,) = render_model_input(m, [pic if big is None else big[i]], sharper)
+        (shown,) = render_model_input(m, [pic if larger_images is None else larger_images[i]], upscale)
         out.append(
             dict(
                 id=str(r.id),
                 image=jpeg_uri(shown, 320),
-                **_one(narratives[0], attend, render, m, pic, max_words=max_words, max_len=max_len, pad=time_pad),
+                **_narrative_dict(
+                    narratives[0], attend, render, m, pic, max_words=max_words, max_len=max_len, pad=time_pad
+                ),
             )
         )
     return out

@@ -116,17 +116,16 @@ class Heads:
         self.w.addcmul_(self.v, self.lr, value=-rate)
         return loss
 
-    def right(
+    def mark_correct(
         self,
         x: Tensor,  # Features (n,d)
         y: Tensor,  # Right classes (n,)
         bs: int = 1024,  # Rows at a time
-    ) -> np.ndarray:  # 1. where a head's highest score is the right class, 0. elsewhere and in heads that diverged
-        # (n,m)
+    ) -> np.ndarray:  # (n,m): 1. where a head is right, 0. elsewhere and in diverged heads
         "Mark the rows that each head classifies correctly"
         ok = self.w.isfinite().all(0).view(self.shape).all(1)
-        right = torch.cat([(self(a).argmax(-1) == b[:, None]) & ok for a, b in zip(x.split(bs), y.split(bs))])
-        return right.float().cpu().numpy()
+        hits = torch.cat([(self(a).argmax(-1) == b[:, None]) & ok for a, b in zip(x.split(bs), y.split(bs))])
+        return hits.float().cpu().numpy()
 
 # %% ../../nbs/evaluation/20_softmax_probe.ipynb #b3413736
 def _epochs(backbone, dataset, rows, recipe, size, *, seed, p):
@@ -193,7 +192,7 @@ def softmax_probe(
     device = next(backbone.parameters(), torch.zeros(())).device
 
     def predict(s, y):
-        return heads.right(features(backbone, s, size)['avg'].to(device), y.to(device))
+        return heads.mark_correct(features(backbone, s, size)['avg'].to(device), y.to(device))
 
     chose = predict(train.subset(valid), y[valid]).mean(0)
     best = int(chose.argmax())

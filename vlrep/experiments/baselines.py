@@ -36,19 +36,19 @@ def _shared(dist):
     return dict(rank=dist.rank, world_size=dist.world_size, device=dist.device)
 
 # %% ../../nbs/experiments/38_baselines.ipynb #316533c5
-def _explained(e, learn, recipe, accumulate):
+def _error_with_advice(e, learn, recipe, accumulate):
     "Return the exception with advice to raise for the error `e` of a training, or None for other errors"
     if out_of_memory(e):
         return ValueError(memory_advice(recipe.bs, accumulate))
-    line = str(e).splitlines() or ['']
-    # raised by a signal handler, anywhere in a step
+    lines = str(e).splitlines() or ['']
+    # PyTorch's SIGCHLD handler raises this at an arbitrary point of a step
     if isinstance(e, RuntimeError) and 'DataLoader worker' in str(e):
         safe = getattr(learn, 'save_run', None)
         where = safe.where() if safe else ''
-        return ChildProcessError(f'a process that reads images has ended ({line[-1].strip()}){where}')
+        return ChildProcessError(f'a process that reads images has ended ({lines[-1].strip()}){where}')
     if recipe.compile != 'none' and type(e).__module__.startswith(('torch._inductor', 'torch._dynamo')):
         return ValueError(
-            f'compile={recipe.compile}: cannot compile ({line[0].strip()}): leave it out, or install the '
+            f'compile={recipe.compile}: cannot compile ({lines[0].strip()}): leave it out, or install the '
             f'C++ compiler that torch.compile needs'
         )
 
@@ -105,7 +105,7 @@ def train_on(
         else:
             learn.fit(1, cbs=[StopAtStep(0)])  # the initial weights are validated, and kept
     except Exception as e:
-        if why := _explained(e, learn, recipe, accumulate):
+        if why := _error_with_advice(e, learn, recipe, accumulate):
             raise why from e
         raise
     finally:

@@ -175,7 +175,7 @@ class FinetuneSpec:
     run: str  # Folder of the pretrained run
     task: str  # One of `TASKS`
     data: str  # One of the task's sources
-    resolve_options: FinetunePlan
+    plan: FinetunePlan
     options: object | None = None  # Sizes of data that is drawn
     root: str | None = None  # Where the photos and questions are; it may be moved
     which: str = 'best'  # Checkpoint of `run`: best, last, or the number of a step

@@ -29,10 +29,9 @@ def attention_maps(
 def localisation_loss(
     attn: Tensor,  # Attention of each token, from `attention_maps` (b,s,h,w)
     mask: Tensor,  # Where the mouse was meanwhile, bool (b,s,h,w); a row without any cell is left out
-    norm: str = 'row',  # row: tokens alone; tensor: one vector a sample, as printed; tensor_l1: that, with masks
-    # divided
-    # by their areas
-    eps: float = 1e-8,  # Stands inside the root, whose gradient at 0 is infinite
+    norm: str = 'row',  # row: mean over tokens of a distance for each; tensor: one distance a sample (eq. 3);
+    # tensor_l1: as tensor, with each mask divided by its area first
+    eps: float = 1e-8,  # Added under the root, whose gradient at 0 is infinite
 ) -> tuple:  # Total (), each sample between 0 and the root of 2, and number of samples that have a mask ()
     "Sum over samples the distance between attention and trace, both scaled to unit length (LocTex eq. 3)"
     if attn.shape != mask.shape or attn.ndim != 4:

@@ -214,7 +214,7 @@ def _new(names, plan, seed, keys=()):
     return RegionEncoder(visual, 'boxes', head, names=names['category'], frozen=False), heads
 
 
-def _trained(dataset, known, plan, seed):
+def _train_and_score(dataset, known, plan, seed):
     "Train an encoder on all but the last images, at most a tenth, and score it on those; if none, on all"
     validation = min(plan.validation, len(dataset) // 10)
     rows = torch.arange(len(dataset) - validation)
@@ -241,7 +241,7 @@ def train_region_classifier(
     known = _Known(dataset, plan.attributes)
 
     def train(new):
-        encoder, facts = _trained(dataset, known, plan, seed)
+        encoder, facts = _train_and_score(dataset, known, plan, seed)
         save_file({k: v.contiguous() for k, v in encoder.state_dict().items()}, new / 'model.safetensors')
         write_json(new / 'facts.json', facts)
 

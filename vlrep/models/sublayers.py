@@ -221,7 +221,8 @@ def make_sublayers(
             s.depth, s.blocks, s.heads, image_heads=s.image_heads, co_width=s.co_width, co_heads=s.co_heads
         )
 
-    def made(pairs, own):
+    def with_defaults(pairs, options):
+        "Make a sublayer; a number of heads or a width that `options` lacks comes from `sizes`"
         width = 0
         if 'tt' in pairs.split():
             heads = s.heads
@@ -229,11 +230,11 @@ def make_sublayers(
             heads = s.image_heads
         else:
             heads = s.co_heads
-            if not own.get('shared'):
+            if not options.get('shared'):
                 width = s.co_width
-        return Sublayer(pairs, **dict(heads=heads, width=width) | own)
+        return Sublayer(pairs, **dict(heads=heads, width=width) | options)
 
-    return tuple(made(*l) for l in written_sublayers(text))
+    return tuple(with_defaults(*l) for l in written_sublayers(text))
 
 
 def text_sublayers(

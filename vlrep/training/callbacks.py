@@ -138,7 +138,7 @@ class SkipNonFinite(StatefulCallback):
     name = 'finite'
     order = 13
     run_valid = False
-    _keep = ('row', 'why', 'ids')
+    _keep = ('bad_in_a_row', 'why', 'ids')
 
     def __init__(
         self,
@@ -149,7 +149,7 @@ class SkipNonFinite(StatefulCallback):
             raise ValueError(f'limit must be at least 1 step, not {limit}')
         self.limit = limit
         self.log = log
-        self.row = 0
+        self.bad_in_a_row = 0
         self.why = None
         self.ids = []
 
@@ -198,16 +198,17 @@ class SkipNonFinite(StatefulCallback):
         if self.why is None and scaler and scaler.get_scale() >= 1:
             return
         self.learn.train_state.skipped += 1
-        self.row += 1
-        self._note(self.why or 'the scaled gradient is not finite')
+        self.bad_in_a_row += 1
+        self._record_bad_step(self.why or 'the scaled gradient is not finite')
 
     def after_step(self) -> None:
         if not self.learn.bad:
-            self.row = 0
+            self.bad_in_a_row = 0
         self.why = None
         self.ids = []
 
-    def _note(self, why):
+    def _record_bad_step(self, why):
+        "Log a skipped step with its samples; end the fit with `TrainingDiverged` after `limit` in a row"
         names = getattr(getattr(self.dls.train, 'source', None), 'ids', None)
         seen = sum(getattr(self.learn, 'dist', Dist()).objects(self.ids), [])
         ids = [names[i] if names is not None else i for i in seen]
@@ -218,14 +219,14 @@ class SkipNonFinite(StatefulCallback):
                     f.write(json.dumps(dict(step=step, why=why, samples=ids), ensure_ascii=False) + '\n')
             except OSError as e:
                 print(f'{self.log}: cannot write ({e.strerror}); left out: step {step}, samples {ids}', file=sys.stderr)
-        if self.row < self.limit:
+        if self.bad_in_a_row < self.limit:
             return
         safe = getattr(self.learn, 'save_run', None)
         where = safe.where() if safe else ''
         stop_fit(
             self.learn,
             TrainingDiverged(
-                f'{why} at step {step}, the last of {self.row} bad steps in a row; samples '
+                f'{why} at step {step}, the last of {self.bad_in_a_row} bad steps in a row; samples '
                 f'{ids[:8]}{(" ..." if len(ids) > 8 else "")}: '
                 f'lower the learning rate, train in fp32, or look at these samples{where}'
             ),

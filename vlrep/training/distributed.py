@@ -294,7 +294,7 @@ _BROKEN = (
 )
 
 
-def _of_exchange(e):
+def _is_communication_error(e):
     "Is this an error of communication between processes, by its class, its message or where it was raised?"
     if isinstance(e, distributed.DistError):
         return True
@@ -306,7 +306,7 @@ def _of_exchange(e):
     return bool(frames) and Path(frames[-1].filename).is_relative_to(Path(distributed.__file__).parent)
 
 # %% ../../nbs/training/05_distributed.ipynb #a1d7000f
-def _heard(dist, store, own, patience):
+def _exchange_messages(dist, store, own, patience):
     """Put the message `own` into the store, and return those of the other ranks
 
     With an empty `own` it waits for the first reason of another rank, or until all have put one; else until all have
@@ -341,10 +341,10 @@ def _heard(dist, store, own, patience):
     return messages
 
 
-def _cause(dist, store, e, patience):
+def _describe_cause(dist, store, e, patience):
     "Which rank caused the error `e`, and why"
     try:
-        message = _heard(dist, store, '', patience)
+        message = _exchange_messages(dist, store, '', patience)
     except RuntimeError:
         return 'rank 0 has ended without a message'
     if why := [f'rank {r} failed: {text}' for r, text in message.items() if text]:
@@ -359,7 +359,7 @@ def _cause(dist, store, e, patience):
 # %% ../../nbs/training/05_distributed.ipynb #a1d7000a
 def _earlier_message(store, dist, e):
     "The reason of the main process, if it has failed already, and for another reason than `e`; or ''"
-    if dist.is_main or _of_exchange(e):
+    if dist.is_main or _is_communication_error(e):
         return ''
     until = time.monotonic() + 1
     with suppress(RuntimeError):
@@ -389,21 +389,21 @@ def propagate_errors(
         if dist.world_size == 1 or not distributed.is_initialized() or known_to_all:
             raise
         store = distributed.distributed_c10d._get_default_store()
-        # what fails because the main process has failed, such as a file that it has removed again, is no reason
+        # an error that only follows from the main process's failure is not reported again
         first = _earlier_message(store, dist, e)
         if first:
             raise ProcessFailure(first) from e
-        if _of_exchange(e):
-            raise ProcessFailure(_cause(dist, store, e, patience)) from e
+        if _is_communication_error(e):
+            raise ProcessFailure(_describe_cause(dist, store, e, patience)) from e
         # on CPUs, processes that wait for this one fail at once
         if dist.device == 'cpu':
             distributed.destroy_process_group()
         own = f'{type(e).__name__}: {e}'
         messages = {}
         with suppress(RuntimeError):
-            messages = _heard(dist, store, own, patience)
+            messages = _exchange_messages(dist, store, own, patience)
         if messages.get(0) == own and 'TORCHELASTIC_RUN_ID' in os.environ:
-            # the processes of torchrun write to one terminal
+            # rank 0 reports the same error, and torchrun's processes share one terminal
             raise SystemExit(1 if isinstance(e, OSError) else 2) from e
         raise
 

@@ -308,7 +308,7 @@ def _draw(folder, what, workers):
     write_index(folder, what)
 
 # %% ../../../nbs/datasets/world/50_dataset.ipynb #e5043081
-_modules = 'drawing objects layout captions masks narratives questions annotations difficulty extras dataset'.split()
+_modules = 'primitives objects layout captions masks narratives questions annotations difficulty extras dataset'.split()
 
 
 @functools.lru_cache(None)

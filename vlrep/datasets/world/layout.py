@@ -143,7 +143,7 @@ def _coat(r, c, shifted):
     return _pick(r, names), _u(r, 0.9, 1.7), _u(r, 0, 3.14), _u(r, *strength)
 
 
-def _look(r, c, color, action, shifted):
+def _draw_appearance(r, c, color, action, shifted):
     "Draw one thing's seed, tilt, proportions, colours and texture at random, as plain data"
     jit = 30 if shifted else 15
     d = _u(r, -jit, jit)
@@ -225,7 +225,7 @@ def _thing(r, c, setting, z, crowd, *, before, shifted):
         size=None,
         action=action,
         variant=_pick(r, VARIANTS[c]),
-        look=_look(r, c, color, action, shifted),
+        look=_draw_appearance(r, c, color, action, shifted),
     )
     bb = bounds(shapes(t)[0])
     s = round(min(s, 0.88 / (bb[2] - bb[0]), 0.88 / (bb[3] - bb[1])), 4)

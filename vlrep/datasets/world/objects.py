@@ -353,15 +353,16 @@ def _wheel(p, x, y, r, hub='metal'):
     p.oval('tyre', x, y, r * 0.16)
 
 
-def _drive(p, x, y):
+def _draw_smoke(p, x, y):
     "Draw three puffs of smoke behind a driving vehicle"
     for i, (dx, s) in enumerate(((0.05, 0.1), (-0.2, 0.14), (-0.48, 0.19))):
         p.fx.oval('smoke', x + dx, y - 0.07 * i, s)
 
 
 def _car(p, r, v, pose):
+    "Draw a car of variant `v` (sedan, beetle or van); when driving, with smoke and a driver"
     if pose == 'driving':
-        _drive(p, -1.1, 0.25)
+        _draw_smoke(p, -1.1, 0.25)
     top = dict(
         sedan=[(-0.62, -0.06), (-0.4, -0.52), (0.22, -0.52), (0.52, -0.06)],
         beetle=[(-0.72, 0.0), (-0.5, -0.45), (-0.05, -0.62), (0.35, -0.42), (0.6, 0.0)],
@@ -413,7 +414,7 @@ def _car(p, r, v, pose):
 # %% ../../../nbs/datasets/world/05_objects.ipynb #3784ad46
 def _bus(p, r, v, pose):
     if pose == 'driving':
-        _drive(p, -1.12, 0.35)
+        _draw_smoke(p, -1.12, 0.35)
     t = dict(city=-0.5, double=-0.95, school=-0.45)[v]
     front = 0.74 if v == 'school' else 1.0
     p.rect('base', -1, t, front, 0.5, cut=0.12)
@@ -437,7 +438,7 @@ def _bus(p, r, v, pose):
 # %% ../../../nbs/datasets/world/05_objects.ipynb #bb790791
 def _truck(p, r, v, pose):
     if pose == 'driving':
-        _drive(p, -1.14, 0.3)
+        _draw_smoke(p, -1.14, 0.3)
     if v == 'tipper':
         p.poly('base', (-1.02, -0.35), (0.26, -0.35), (0.2, 0.22), (-0.9, 0.22))
         p.blob('wood', (-0.9, -0.36), (-0.5, -0.62), (0, -0.55), (0.16, -0.36))

@@ -197,13 +197,14 @@ def loctex_counts(
     recipe: LocTexRecipe,  # Its losses
 ) -> Callable:  # (model, batch) -> {term: samples}
     "Make the function that counts a batch's samples for each loss term, before a step is made"
-    sides = {}  # of the grids, by shape of an image
+    sides = {}  # shape of an image -> sizes of the grids
 
     def counts(model, batch):
         out = {}
         images = batch['images']
         if recipe.contrast:
-            out['contrast'] = _paired(len(images), recipe.group, recipe.include_positive, current_dist())[0]
+            with_negatives, _ = _paired(len(images), recipe.group, recipe.include_positive, current_dist())
+            out['contrast'] = with_negatives
         if recipe.word_weight:
             out['words'] = model.captions_with_targets(batch['tokens'])
         if not recipe.localise:
