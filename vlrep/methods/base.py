@@ -31,10 +31,10 @@ class Method:
     name: str  # On the command line: --method
     recipe: type  # Its frozen dataclass, a `MethodRecipe`
     recipes: dict  # Name -> recipe; one called like a dataset is that dataset's default
-    build: Callable = Lazy()  # (recipe, sizes, backbone, **initial) -> model: batch dict -> output dict
+    build: Callable = Lazy()  # (recipe, sizes, backbone, **build_inputs) -> model: batch dict -> output dict
     loss: Callable = Lazy()  # recipe -> loss: (output, batch) -> (total, count), or {name: `LossTerm`}
-    sizes: Callable = Lazy(_DEFAULTS + 'caption_sizes')  # (recipe, training loader, **initial) -> plain values
-    initial: Callable = Lazy(_DEFAULTS + 'random_weights')  # (recipe, backbone, loaders, seed) -> arguments of `build`
+    sizes: Callable = Lazy(_DEFAULTS + 'caption_sizes')  # (recipe, training loader, **build_inputs) -> plain values
+    build_inputs: Callable = Lazy(_DEFAULTS + 'no_build_inputs')  # (recipe, backbone, loaders, seed) -> dict
     groups: Callable = Lazy(_DEFAULTS + 'backbone_and_rest')  # (recipe, model) -> parameter groups of the optimiser
     optimizer: Callable = Lazy(_DEFAULTS + 'momentum_sgd')  # (recipe, groups) -> optimiser
     schedule: Callable = Lazy(_DEFAULTS + 'cosine_schedule')  # recipe -> (step -> factor of the learning rates)

@@ -140,7 +140,7 @@ METHODS.add(
             'world_words': replace(_world, word_weight=1.0),
             **photo_recipes(_world),
         },
-        **lazy_functions('vlrep.methods.clip.method:clip_', 'initial build loss counts groups capabilities'),
+        **lazy_functions('vlrep.methods.clip.method:clip_', 'build_inputs build loss counts groups capabilities'),
         seed_key='contrast head',
         check='vlrep.methods.clip.recipe:check_pairs',
         paper='CLIP (Radford and others, 2021), SigLIP (Zhai and others, 2023)',

@@ -92,7 +92,7 @@ METHODS.add(
             **concept_photo_recipes(_small),
             **{f'{k}_attfc': replace(r, **_attfc) for k, r in concept_photo_recipes(_small).items()},
         },
-        **lazy_functions('vlrep.methods.icmlm.method:icmlm_', 'sizes initial build loss counts callbacks'),
+        **lazy_functions('vlrep.methods.icmlm.method:icmlm_', 'sizes build_inputs build loss counts callbacks'),
         **lazy_functions('vlrep.methods.concept_training:concept_', 'optimizer schedule backbone'),
         capabilities='vlrep.methods.icmlm.model:icmlm_capabilities',
         seed_key='icmlm head',

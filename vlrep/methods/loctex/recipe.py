@@ -141,7 +141,7 @@ METHODS.add(
             'world': _world,
             **photo_recipes(_world),
         },
-        **lazy_functions('vlrep.methods.loctex.method:loctex_', 'initial build loss counts groups capabilities'),
+        **lazy_functions('vlrep.methods.loctex.method:loctex_', 'build_inputs build loss counts groups capabilities'),
         seed_key='loctex head',
         needs=lambda recipe: {'captions'} | ({'masks'} if recipe.oracle_masks else set()),
         wants=lambda recipe: {'narratives'},

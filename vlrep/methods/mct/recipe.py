@@ -251,7 +251,7 @@ METHODS.add(
         },
         **lazy_functions(
             'vlrep.methods.mct.method:mct_',
-            'sizes initial build loss counts groups callbacks views capabilities',
+            'sizes build_inputs build loss counts groups callbacks views capabilities',
         ),
         seed_key='mct head',
         needs=_needs,

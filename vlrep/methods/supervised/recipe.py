@@ -43,7 +43,7 @@ METHODS.add(
         'supervised',
         SupervisedRecipe,
         {'world': SupervisedRecipe()},
-        **lazy_functions('vlrep.methods.supervised.method:supervised_', 'initial sizes build loss'),
+        **lazy_functions('vlrep.methods.supervised.method:supervised_', 'build_inputs sizes build loss'),
         needs=lambda recipe: {'categories'},
         tokenizer=None,
         collate=None,

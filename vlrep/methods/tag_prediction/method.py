@@ -55,7 +55,7 @@ def tag_prediction_loss(
 def tag_prediction_sizes(
     recipe: TagPredictionRecipe,  # Not used
     loader: StatefulLoader,  # Of the training set, with the collator of the method
-    **initial,  # Not used
+    **build_inputs,  # Not used
 ) -> dict:
     "The number of concepts, `concepts`"
     loader.collate.table(loader.source)

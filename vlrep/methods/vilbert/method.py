@@ -41,10 +41,10 @@ def vilbert_build(
     recipe: ViLBERTRecipe,  # All numbers
     sizes: dict,  # From `fusion_sizes`
     visual: nn.Module,  # Backbone of the regions, or None
-    **initial,  # From `fusion_initial`
+    **build_inputs,  # From `fusion_build_inputs`
 ) -> ViLBERTModel:
     "The model of a recipe"
-    return build_fusion(recipe, sizes, visual, _parts, **initial)
+    return build_fusion(recipe, sizes, visual, _parts, **build_inputs)
 
 # %% ../../../nbs/methods/vilbert/40_method.ipynb #d0fa51be
 def vilbert_learner(

@@ -88,7 +88,7 @@ METHODS.add(
         {**paper_recipes(_base, 'vilbert', 1024), **_small},
         **lazy_functions(
             'vlrep.methods.fusion_training:fusion_',
-            'sizes initial loss groups optimizer schedule backbone capabilities',
+            'sizes build_inputs loss groups optimizer schedule backbone capabilities',
         ),
         **lazy_functions('vlrep.methods.fusion_method:fusion_', 'counts views held_out_view'),
         build='vlrep.methods.vilbert.method:vilbert_build',

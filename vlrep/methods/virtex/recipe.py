@@ -104,7 +104,7 @@ _small = replace(
     lookahead_k=0,
 )
 _world = replace(_small, size=48, vocab=600, dropout=0.0, scale_min=0.6, jitter=0.2, steps=2600, warmup=260)
-_parts = lazy_functions('vlrep.methods.virtex.method:virtex_', 'sizes initial build loss counts groups optimizer')
+_parts = lazy_functions('vlrep.methods.virtex.method:virtex_', 'sizes build_inputs build loss counts groups optimizer')
 _parts |= dict(capabilities='vlrep.methods.virtex.model:virtex_capabilities', seed_key='virtex head')
 _paper = 'VirTex (Desai and Johnson, 2021)'
 

@@ -38,10 +38,10 @@ def visualbert_build(
     recipe: VisualBERTRecipe,  # All numbers
     sizes: dict,  # From `fusion_sizes`
     visual: nn.Module,  # Backbone of the regions, or None
-    **initial,  # From `fusion_initial`
+    **build_inputs,  # From `fusion_build_inputs`
 ) -> VisualBERTModel:
     "The model of a recipe"
-    return build_fusion(recipe, sizes, visual, _parts, **initial)
+    return build_fusion(recipe, sizes, visual, _parts, **build_inputs)
 
 # %% ../../../nbs/methods/visualbert/40_method.ipynb #0e397dbe
 def visualbert_learner(

@@ -64,7 +64,7 @@ METHODS.add(
         {**paper_recipes(_base, 'visualbert'), **_small, 'world_mim': replace(_small['world'], mim='kl')},
         **lazy_functions(
             'vlrep.methods.fusion_training:fusion_',
-            'sizes initial loss groups optimizer schedule backbone capabilities',
+            'sizes build_inputs loss groups optimizer schedule backbone capabilities',
         ),
         **lazy_functions('vlrep.methods.fusion_method:fusion_', 'counts views held_out_view'),
         build='vlrep.methods.visualbert.method:visualbert_build',
