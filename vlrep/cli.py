@@ -65,22 +65,22 @@ def _option(word, help=None, kind=str, names=()):
 
 
 def _one_of(names, help=None):
-    "The type of an option that is one of some names"
+    "Make the type of an option that is one of some names"
     return _option('NAME', help, names=tuple(names))
 
 
 def _some(word, help):
-    "The type of an argument that takes all positional words"
+    "Make the type of an argument that takes all positional words"
     return Positional[Annotated[tuple[str, ...], arg(metavar=f'{word}...', help=help, help_behavior_hint='')]]
 
 
 def _repeated(word, help):
-    "The type of an option that may be repeated"
+    "Make the type of an option that may be repeated"
     return UseAppendAction[Annotated[tuple[str, ...], arg(metavar=word, help=help, help_behavior_hint='')]]
 
 
 def _made(name, rows, help_text=None):
-    "A dataclass of `rows`, declared as built-in: else tyro would look for comments in the source of a module"
+    "Make a dataclass of `rows`, declared as built-in so that tyro looks for no comments in a module's source"
     namespace = dict(__module__='builtins')
     if help_text:
         namespace['__doc__'] = help_text
@@ -99,7 +99,7 @@ def _parse(name, config, argv):
 
 
 def _first(name, config, argv):
-    "The options that decide which others there are"
+    "Parse the options that decide which others there are"
     kinds = dict(return_unknown_args=True, add_help=False, config=_CONFIG)
     return tyro.cli(config, prog=f'vlrep {name}', args=argv, **kinds)[0]
 
@@ -110,7 +110,7 @@ class _Plugins:
 
 
 def _given(*groups):
-    "All options of several groups by their names"
+    "Collect the options of several groups by name, except `set` and `plugin`"
     return {k: v for group in groups for k, v in vars(group).items() if k not in ('set', 'plugin')}
 
 # %% ../nbs/90_cli.ipynb #e02a8393
@@ -198,7 +198,7 @@ class _Resume:
 
 
 def _field_options(part, help_text, taken=(), only=None, flags=False):
-    "The fields of a recipe, or of a dataset's sizes, as options that may be left out"
+    "Turn the fields of a recipe, or of a dataset's sizes, into options that may be left out"
     rows = []
     for name, kind, value, help in field_rows(part):
         if name in taken or only is not None and name not in only:
@@ -229,7 +229,7 @@ checkpoint by Ctrl-C 130, SIGTERM 143, SIGUSR1 138. A second signal ends the pro
 
 
 def _training_options(command, argv, groups, help_text, *, recipe, sizes):
-    "The arguments of a command that pretrains; `changes` are those of the recipe and of the data"
+    "Parse the arguments of a command that pretrains; `changes` are those of the recipe and of the data"
     taken = {'help', *(f.name for group in groups.values() for f in fields(group))}
     sections = dict(
         recipe=_field_options(recipe, 'Of the recipe', taken),
@@ -241,7 +241,7 @@ def _training_options(command, argv, groups, help_text, *, recipe, sizes):
 
 
 def _pretrain_options(argv):
-    "The arguments of `vlrep pretrain`"
+    "Parse the arguments of `vlrep pretrain`"
     rows = [(k, _NAME, None) for k in ('method', 'data', 'recipe')]
     arguments = _first('pretrain', _made('_First', rows), argv)
     method = arguments.method if arguments.method in METHODS else 'virtex'  # what is no method, tyro refuses below
@@ -254,18 +254,18 @@ def _pretrain_options(argv):
 
 
 def _values(arguments, names):
-    "Those of the arguments that were given"
+    "Select those of the arguments that were given"
     return {k: arguments[k] for k in names if arguments.get(k) is not None}
 
 
 def _spec_values(arguments):
-    "The fields of a specification among the arguments"
+    "Select the fields of a specification from the arguments"
     values = _values(arguments, ('root', 'seed', 'precision', 'threads', 'accumulate', 'backbone', 'weights'))
     return {'weights_file' if k == 'weights' else k: v for k, v in values.items()}
 
 
 def _runtime_values(arguments):
-    "The fields of a `Runtime` among the arguments"
+    "Select the fields of a `Runtime` from the arguments"
     return _values(arguments, [f.name for f in fields(Runtime)])
 
 # %% ../nbs/90_cli.ipynb #118c413f
@@ -346,7 +346,7 @@ def _caption(argv):
 
 # %% ../nbs/90_cli.ipynb #5b7c90a4
 def _evaluate_config():
-    "The options of all registered evaluations"
+    "Make a dataclass with the options of all registered evaluations"
     rows = [
         ('run', _A_RUN),
         ('on', _one_of(EVALUATIONS)),
@@ -444,7 +444,7 @@ _A_STUDY = Positional[Annotated[str, arg(metavar='FILE', help='The study, a TOML
 
 @dataclass(frozen=True)
 class _StudyPlan:
-    "The number of trainings and image views of a study, and about how many hours they take"
+    "Count the trainings and image views of a study, and estimate how many hours they take"
 
     file: _A_STUDY
     recorded: _DIR = None  # Finished run folders to take times from, instead of timing a few steps
@@ -508,7 +508,7 @@ def _study(argv):
 
 # %% ../nbs/90_cli.ipynb #5ac10002
 def _of_data(name, argv, own):
-    "The arguments of a command that reads any dataset: its own options, and `options`, the sizes of generated data"
+    "Parse a command that reads any dataset: its own options, and `options`, the sizes of generated data"
     builder = DATASETS.get(_first(name, _made('_First', [('data', _NAME, None)]), argv).data)
     groups = dict(names=_made('_Names', [('data', _one_of(DATASETS))], 'The dataset'), main=own)
     if builder and (not builder.read or any(k != 'max_corrupt' for k in builder.reads)):
@@ -579,7 +579,7 @@ def _finetune_names():
 
 # %% ../nbs/90_cli.ipynb #f17e0003
 def _tuning_options(command, argv, own, help_text, source):
-    "The arguments of a command that fine-tunes, with the changes of its plan and of its data"
+    "Parse the arguments of a command that fine-tunes, with the changes of its plan and of its data"
     taken = {'help', *(f.name for group in own.values() for f in fields(group))}
     groups = dict(plan=_field_options(PLANS[source.plan], 'How it is trained', taken, flags=True))
     if source.options:
@@ -589,7 +589,7 @@ def _tuning_options(command, argv, own, help_text, source):
 
 
 def _finetune_options(argv):
-    "The arguments of `vlrep finetune`"
+    "Parse the arguments of `vlrep finetune`"
     rows = [('task', _NAME, None), ('data', _NAME, None), ('root', _DIR, None)]
     arguments = _first('finetune', _made('_First', rows), argv)
     task = TASKS[arguments.task if arguments.task in TASKS else next(iter(TASKS))]
@@ -772,12 +772,12 @@ COMMANDS = dict(
 
 # %% ../nbs/90_cli.ipynb #435958d7
 def _one_line(text):
-    "A message without line breaks, and without characters that could do something to a terminal"
+    "Put a message on one line, without characters that could do something to a terminal"
     return ''.join(c if c.isprintable() else ascii(c)[1:-1] for c in ' '.join(text.split()))
 
 
 def _unexpected(error, name):
-    "The line for an unexpected error; its traceback is written to a file"
+    "Write an unexpected error's traceback to a file, and return the line that reports it"
     message = f'{type(error).__name__}: {error}' if str(error) else type(error).__name__
     help_text = ''.join(traceback.format_exception(error))
     try:

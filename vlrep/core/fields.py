@@ -33,14 +33,14 @@ class Between:
         name: str,  # The field
         value: int | float,  # A number
     ) -> str:  # '' if it is allowed
-        "What is wrong with `value`"
+        "Say what is wrong with `value`; '' if it is allowed"
         ok = (self.low < value if self.above else self.low <= value) and value <= self.high  # not so for nan
         return '' if ok else f'{name}={value}: must be {self}'
 
 
 @dataclass(frozen=True)
 class OneOf:
-    "One of some words, or a number written as text"
+    "Constraint: one of some words, or a number written as text"
 
     values: tuple  # The words
     number: Between = None  # Bounds of the number, if one may stand there
@@ -49,7 +49,7 @@ class OneOf:
         return ', '.join(map(str, self.values)) + (f', or a number {self.number}' if self.number else '')
 
     def problem(self, name: str, value: str | int) -> str:
-        "What is wrong with `value`; '' if it is allowed"
+        "Say what is wrong with `value`; '' if it is allowed"
         if value in self.values:
             return ''
         try:
@@ -72,7 +72,7 @@ class Parsed:
         return self.form
 
     def problem(self, name: str, value: str) -> str:
-        "What is wrong with `value`; '' if it is allowed"
+        "Say what is wrong with `value`; '' if it is allowed"
         try:
             self.read(value)
         except ValueError as e:
@@ -101,7 +101,7 @@ def Choice(
     *values,  # Allowed values, all texts or all whole numbers
     number: Between = None,  # Bounds of a number written as text, if one may stand there, too
 ) -> object:  # An annotation for a field
-    "One of some words"
+    "Annotate a field that holds one of some values"
     return Annotated[type(values[0]), OneOf(values, number)]
 
 
@@ -123,7 +123,7 @@ def rule_of(
 
 
 def _fits(value, kind):
-    "Is `value` of the plain type `kind`? Whole numbers are numbers; true and false are not"
+    "Tell whether `value` is of the plain type `kind`; an int counts as a float, a bool as neither"
     if kind is float:
         return isinstance(value, (int, float)) and not isinstance(value, bool)
     if kind is int:
@@ -155,7 +155,7 @@ def check_fields(
 def field_rows(
     part: object,  # A dataclass, such as a recipe or the sizes of a job
 ) -> list:  # (name, plain type, value, what it is and what is allowed) of each field
-    "What each field is, by the comment behind it and below it, and its bounds"
+    "Describe each field by the comment behind it and below it, and by its bounds"
     help_text = {}
     hints = typing.get_type_hints(type(part), include_extras=True)
     rows = []
@@ -183,7 +183,7 @@ def field_rows(
 def field_lines(
     *dataclasses,  # Dataclasses, such as a recipe and the sizes of a job
 ) -> list:  # A line for each field: its value, what it is, and what is allowed
-    "What `vlrep pretrain --FIELD VALUE` can change"
+    "List what `vlrep pretrain --FIELD VALUE` can change"
     rows = [(f'{name}={value}', help_text) for p in dataclasses for name, _, value, help_text in field_rows(p)]
     wide = max(len(a) for a, _ in rows)
     return [f'{a:<{wide}}  {b}' for a, b in rows]

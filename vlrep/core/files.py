@@ -45,7 +45,7 @@ def write_error(
     error: OSError,  # What a write raised
     path: FilePath,  # The file that could not be written, if the error does not name it
 ) -> OSError:  # Of the same number
-    "The same error, with the name of the file and, where there is no room, the reason in words"
+    "Return the error with the name of the file and, if there is no room, the reason in words"
     why = _NO_ROOM.get(error.errno, '')
     done = error.filename and str(error.strerror).startswith(why)
     if error.errno is None or done:
@@ -84,7 +84,7 @@ def _sync(path):
 
 # %% ../../nbs/core/10_files.ipynb #1c4e84db
 def _alive(pid):
-    "Is there a process of this number? Where that cannot be asked, it is taken to be there"
+    "Tell whether a process of this number exists; True where that cannot be asked"
     if os.name != 'posix':
         return True
     try:
@@ -221,7 +221,7 @@ def brief(
     x: object,  # Anything
     max_length: int = 60,  # Characters
 ) -> str:
-    "`repr(x)`, cut off where it is long, for messages"
+    "Return `repr(x)` for messages, cut off where it is long"
     try:
         text = repr(x)
     except (RecursionError, ValueError):
@@ -245,7 +245,7 @@ def read_json(
 def file_sha256(
     path: FilePath,  # A file
 ) -> str:  # 64 hexadecimal digits
-    "The SHA-256 of what a file holds, read a megabyte at a time"
+    "Compute the SHA-256 of a file's content, read a megabyte at a time"
     h = hashlib.sha256()
     with open(path, 'rb') as f:
         while b := f.read(1 << 20):
@@ -254,7 +254,7 @@ def file_sha256(
 
 # %% ../../nbs/core/10_files.ipynb #5ba256ac
 def _crc32(path):
-    "The CRC-32 of what a file holds, read a megabyte at a time"
+    "Compute the CRC-32 of a file's content, read a megabyte at a time"
     crc = 0
     with open(path, 'rb') as f:
         while block := f.read(1 << 20):
@@ -319,7 +319,7 @@ def read_at(
     count: int,  # Bytes, fewer at its end
     at: int,  # From this byte
 ) -> bytes:
-    "`os.pread`, also on systems that do not have it (Windows)"
+    "Read as `os.pread` does, also on systems that do not have it (Windows)"
     if hasattr(os, 'pread'):
         return os.pread(fd, count, at)
     with _ONE_SEEK:
@@ -332,7 +332,7 @@ def write_at(
     data: bytes,  # What to write
     at: int,  # From this byte
 ) -> int:  # Bytes that were written
-    "`os.pwrite`, also on systems that do not have it (Windows)"
+    "Write as `os.pwrite` does, also on systems that do not have it (Windows)"
     if hasattr(os, 'pwrite'):
         return os.pwrite(fd, data, at)
     with _ONE_SEEK:
@@ -512,7 +512,7 @@ def append_line(
 def cache_dir(
     *parts,  # Folders below the cache
 ) -> Path:  # Made if it was not there
-    "The cache folder: `$VLREP_CACHE`, else vlrep's folder in the user's cache directory"
+    "Make and return a cache folder: in `$VLREP_CACHE`, else in vlrep's folder of the user's cache directory"
     root = os.environ.get('VLREP_CACHE') or user_cache_dir('vlrep', appauthor=False)
     path = Path(root).expanduser().joinpath(*parts)
     try:

@@ -49,7 +49,7 @@ def style() -> None:
 # %% ../../nbs/core/20_plotting.ipynb #d65b30b9
 @cache
 def _letters(path):
-    "The characters of a font file, sorted"
+    "Read the sorted character codes of a font file; none if it cannot be read"
     try:
         return np.array(sorted(ft2font.FT2Font(path).get_charmap()), np.uint32)
     except (OSError, RuntimeError):
@@ -58,7 +58,7 @@ def _letters(path):
 
 @cache
 def _faces(family):
-    "The files of a family in which text is drawn: plain, and bold"
+    "Find the font files in which text of a family is drawn: plain, and bold"
     fonts = [font_manager.FontProperties(family=[family], weight=w) for w in ('normal', 'bold')]
     log = logging.getLogger('matplotlib.font_manager')
     level = log.level
@@ -70,7 +70,7 @@ def _faces(family):
 
 
 def _in_fonts(chars, families):
-    "Those of `chars` that one of the families has, plain and bold"
+    "Return those of `chars` that one of the families has both plain and bold"
     codes = np.array([ord(c) for c in chars], np.uint32)
     known = np.zeros(len(codes), bool)
     for f in families:
@@ -120,7 +120,7 @@ def drawable(
 def to_hwc(
     image: np.ndarray | torch.Tensor,  # uint8 or float in [0,1]; (h,w,3), (3,h,w), an array or a tensor
 ) -> np.ndarray:  # uint8 (h,w,3)
-    "`image` as an array to draw; a `ValueError` if its shape is not that of an image"
+    "Convert `image` to an array to draw; raise a `ValueError` if its shape is not that of an image"
     if isinstance(image, torch.Tensor) and image.is_floating_point():
         image = image.detach().float().cpu()
     a = np.asarray(image)
@@ -142,7 +142,7 @@ def shortened(
 
 
 def _wrapped(text, inches):
-    "`text` in lines that fit above an image `inches` wide, in letters of 8 points"
+    "Wrap `text` into lines that fit above an image `inches` wide, in letters of 8 points"
     width = max(int(inches * 15), 8)
     lines = []
     for line in str(text).split('\n'):
@@ -238,7 +238,7 @@ def png_uri(
     pic: plt.Figure | np.ndarray | torch.Tensor,  # A figure, or an image as `to_hwc` takes it
     scale: int = 1,  # Whole-number enlargement of an image
 ) -> str:  # `data:image/png;base64,...`
-    "A picture as a data URI, to stand inside an HTML page"
+    "Encode a picture as a PNG data URI, to embed in an HTML page"
     buf = io.BytesIO()
     if isinstance(pic, plt.Figure):
         pic.savefig(buf, format='png', bbox_inches='tight', dpi=100)

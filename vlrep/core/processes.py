@@ -40,7 +40,7 @@ def start_python(
 
 # %% ../../nbs/core/13_processes.ipynb #8e47f052
 def end_with_parent() -> None:
-    "Called in a child that `multiprocessing` has started: end it at once when its parent has ended"
+    "Start a thread that ends this child of `multiprocessing` as soon as its parent has ended"
     parent = multiprocessing.parent_process()
     if parent is None:
         return

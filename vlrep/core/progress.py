@@ -18,14 +18,14 @@ from contextlib import contextmanager
 
 # %% ../../nbs/core/15_progress.ipynb #7ecf926f
 def plain_output() -> None:
-    "From now on a character that stdout or stderr cannot encode is written as an escape"
+    "Make stdout and stderr write characters that they cannot encode as backslash escapes"
     for f in (sys.stdout, sys.stderr):
         if hasattr(f, 'reconfigure'):
             f.reconfigure(errors='backslashreplace')
 
 # %% ../../nbs/core/15_progress.ipynb #029aa738
 def versions() -> dict:  # Name -> version, what a result depends on
-    "The versions that a result depends on"
+    "Return the versions of Python and the packages that a result depends on"
     names = 'vlrep torch torchvision fastai numpy pillow sentencepiece'.split()
 
     def ver(n):
@@ -91,7 +91,7 @@ def keep_memory() -> bool:  # Whether it was done; only glibc (Linux) supports i
 
 # %% ../../nbs/core/15_progress.ipynb #8a883ec4
 def output_kind() -> str:  # terminal, notebook, or '' for any other output
-    "Is standard output a terminal, a notebook, or neither?"
+    "Tell whether standard output is a terminal, a notebook, or neither"
     shell = sys.modules['IPython'].get_ipython() if 'IPython' in sys.modules else None
     if shell is None or not hasattr(shell, 'kernel'):
         return 'terminal' if hasattr(sys.stdout, 'isatty') and sys.stdout.isatty() else ''

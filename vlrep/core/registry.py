@@ -23,7 +23,7 @@ def did_you_mean(
     name: str,  # The unknown name
     options: Iterable[str],  # The names there are
 ) -> ValueError:  # To be raised by the caller
-    "An error that names the nearest of `options`"
+    "Return a `ValueError` that lists `options` and names the nearest one"
     options = sorted(map(str, options))
     near = difflib.get_close_matches(str(name), options, 1, 0.5)
     return ValueError(
@@ -188,7 +188,7 @@ def load_plugin(
 
 
 def plugin_files() -> list:  # Paths as text
-    "The files that `load_plugin` has imported"
+    "List the files that `load_plugin` has imported"
     return [str(p) for p in _plugins if isinstance(p, Path)]
 
 
@@ -196,7 +196,7 @@ def check_plugins(
     run: 'str|Path',  # A run folder
     named: Iterable[str],  # The plug-in files that it names
 ) -> None:
-    "A `ValueError` if a run needs code that nobody has asked to import: a folder may come from anybody"
+    "Raise a `ValueError` if a run needs plug-in files not yet imported: a run folder is not trusted"
     loaded = {Path(p).name for p in plugin_files()}
     if lost := [str(p) for p in named if Path(p).name not in loaded]:
         options = ' '.join(f'--plugin {shlex.quote(p)}' for p in lost)

@@ -35,7 +35,7 @@ def has_type(
     value: object,  # What JSON can hold
     kind: object,  # A type, such as int, float|None, list[str], dict[str,int], or one of `vlrep.core.fields`
 ) -> bool:
-    "Is `value` of this type? Whole numbers are numbers, true and false are none, and no number is infinite"
+    "Tell whether `value` is of type `kind`; an int counts as a float, a bool as neither; floats are finite"
     origin = typing.get_origin(kind)
     inner = typing.get_args(kind)
     if origin is Annotated:
@@ -54,7 +54,7 @@ def has_type(
 def type_words(
     kind: object,  # As for `has_type`
 ) -> str:
-    "A type in words, for messages"
+    "Describe a type in words, for messages"
     origin = typing.get_origin(kind)
     inner = typing.get_args(kind)
     if origin is Annotated:
@@ -74,7 +74,7 @@ def check_types(
     path: FilePath,  # The file, for messages
     needed: tuple[str, ...] = (),  # Which must be there
 ) -> dict:  # `facts`
-    "A `ValueError` names the file and the field that is missing or of another type"
+    "Raise a `ValueError` that names the file and the field if one is missing or of another type"
     if not isinstance(facts, dict):
         raise ValueError(f'{path}: damaged, {brief(facts)} is not a JSON object')
     if lost := [k for k in needed if k not in facts]:
@@ -92,7 +92,7 @@ def check_format(
     facts: object,  # What a JSON file of a run holds
     path: FilePath,  # The file
 ) -> None:
-    "A `ValueError` if a newer program wrote it"
+    "Raise a `ValueError` if a newer program wrote it, or its format is invalid"
     n = facts.get('format', FORMAT) if isinstance(facts, dict) else FORMAT
     if type(n) is not int or n < 1:
         raise ValueError(f'{path}: damaged, format is {brief(n)}')
@@ -103,7 +103,7 @@ def check_format(
 def facts_seal(
     facts: dict,  # Of `recipe.json`
 ) -> str:  # 64 hexadecimal digits
-    "The checksum of all other facts, which stands in `recipe.json` as `sha256`"
+    "Compute the SHA-256 of all other facts, which `recipe.json` stores as `sha256`"
     rest = {k: v for k, v in facts.items() if k != 'sha256'}
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
@@ -236,7 +236,7 @@ def check_result(
     path: FilePath,  # The file
     needed: tuple[str, ...] = ('numbers', 'seconds'),  # What must be there
 ) -> dict:  # The same
-    "A `ValueError` names the file and what is missing from a result or of another type"
+    "Check a result; raise a `ValueError` that names the file and what is missing or of another type"
     check_types(result, _RESULT, path, needed)
     check_types(result['numbers'], _NUMBERS, f'{path}, numbers')
     return result
@@ -246,7 +246,7 @@ def last_result(
     run: FilePath,  # A run folder
     needed: tuple[str, ...] = ('numbers', 'seconds'),  # What must be there
 ) -> dict:  # `numbers`, `seconds` and others
-    "The newest result of a run; a `ValueError` names the file if there is none, or it is damaged"
+    "Return the newest result of a run; raise a `ValueError` if there is none, or the file is damaged"
     path = Path(run) / 'result.jsonl'
     if not path.is_file():
         raise ValueError(f'{path}: no such file: the run has not finished')

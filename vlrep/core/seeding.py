@@ -13,7 +13,7 @@ import numpy as np
 
 # %% ../../nbs/core/00_seeding.ipynb #3ea11b1a
 def _plain(k):
-    "`k` as plain Python, so that `3` and NumPy's 3 are the same key"
+    "Convert `k` to plain Python, so that `3` and NumPy's 3 are the same key"
     if isinstance(k, (tuple, list)):
         return tuple(map(_plain, k))
     if isinstance(k, np.generic):
@@ -26,7 +26,7 @@ def _plain(k):
 def seed_of(
     *key,  # Whatever names this draw: strings, numbers, tuples of them
 ) -> int:  # A seed in [0, 2^63)
-    "A seed that depends on `key` alone"
+    "Return a seed that depends on `key` alone"
     return int.from_bytes(hashlib.blake2b(repr(_plain(key)).encode(), digest_size=8).digest(), 'little') >> 1
 
 # %% ../../nbs/core/00_seeding.ipynb #3d02073c
@@ -51,7 +51,7 @@ def hashed_uniform(
     ids: np.ndarray,  # Rows of the dataset (b,)
     *key,  # What the numbers are for, e.g. (seed, 'flip', epoch)
 ) -> np.ndarray:  # A number in [0,1) for each row (b,), float64
-    "A random number for each row that depends on the row and the key alone (splitmix64)"
+    "Return a random number for each row that depends on the row and the key alone (splitmix64)"
     z = (np.asarray(ids).astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(seed_of(*key))
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -62,7 +62,7 @@ def uniform_by_name(
     names: Iterable[str],  # Such as the ids of a dataset (n,)
     *key,  # What the numbers are for, e.g. (seed, 'split')
 ) -> np.ndarray:  # A number in [0,1) for each name (n,), float64
-    "A random number for each name that depends on the name and the key alone"
+    "Return a random number for each name that depends on the name and the key alone"
     start = hashlib.blake2b(repr(_plain(key)).encode(), digest_size=8)
     bits = bytearray()
     for name in names:

@@ -18,7 +18,7 @@ def test_tensor(
     b: torch.Tensor | np.ndarray | list | float,  # What it should be
     eps: float = 1e-5,  # Largest difference allowed in any place
 ) -> None:
-    "`a` is `b`: same shape, not empty, finite, within `eps` everywhere; an `AssertionError` says what differs"
+    "Assert that `a` equals `b`: same shape, not empty, finite, and within `eps` everywhere"
     a, b = (x.detach() if isinstance(x, torch.Tensor) else torch.as_tensor(np.asarray(x)) for x in (a, b))
     assert tuple(a.shape) == tuple(b.shape), f'shape {tuple(a.shape)} is not {tuple(b.shape)}'
     assert a.numel(), 'empty: nothing was compared'
@@ -34,7 +34,7 @@ def expect_fail(
     exc: type | tuple = Exception,  # The type of error that must be raised
     contains: str = '',  # Words its message must hold
 ) -> Iterator[None]:
-    "The body must raise `exc` with `contains` in its message; anything else is an `AssertionError`"
+    "Assert that the body raises `exc` with `contains` in its message; other exceptions pass through"
     try:
         yield
     except exc as e:
@@ -47,7 +47,7 @@ def test_eq(
     a: object,  # A value
     b: object,  # What it should be
 ) -> None:
-    "`a == b` for plain values and containers of them, without broadcasting"
+    "Assert that `a == b`, for plain values and containers of them, without broadcasting"
     assert not any(isinstance(x, (torch.Tensor, np.ndarray)) for x in (a, b)), 'use test_tensor for tensors and arrays'
 
     def same(a, b):

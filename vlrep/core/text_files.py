@@ -165,7 +165,7 @@ def table_rows(
 
 # %% ../../nbs/core/12_text_files.ipynb #b5afd1bb
 def _of_kind(value, kind):
-    "`value` as one of type `kind`, for numbers also from 42.0 and '42'; None if it is of another type"
+    "Return `value` as type `kind`, with 42.0 and '42' read as ints; None if it is of another type"
     if isinstance(value, bool):
         return None
     if int in (kind if isinstance(kind, tuple) else (kind,)):

@@ -22,7 +22,7 @@ _FLOATS = 'weight', 'bias', 'running_mean', 'running_var'  # names of tensors th
 
 
 def _fault(name, v, like):
-    "What is wrong with tensor `v`, or ''"
+    "Say what is wrong with tensor `v`; '' if nothing is"
     if not isinstance(v, torch.Tensor):
         return f'is a {type(v).__name__} and no tensor'
     if v.layout != torch.strided or v.is_quantized or v.device.type == 'meta' or v.is_nested:
@@ -125,7 +125,7 @@ _PROGRAMS = 'os posix nt sys subprocess shutil socket importlib runpy ctypes pty
 
 
 def _may_run(name):
-    "Is this function or class, such as builtins.eval, a sign that a file was made to run a program?"
+    "Tell whether a function or class, such as builtins.eval, shows that a file was made to run a program"
     module, _, last = name.rpartition('.')
     if module == 'builtins':
         return last != 'getattr' and not isinstance(getattr(builtins, last, None), type)
@@ -158,7 +158,7 @@ def _unpickled(path, others):
 def stands_in(
     x: object,  # From `read_pickle`
 ) -> bool:
-    "Is this an inert object in place of one of somebody else's class?"
+    "Tell whether this is an inert object in place of one of an unknown class"
     return isinstance(type(x), _FilledAsDict)
 
 # %% ../../nbs/core/35_weights.ipynb #8a11803f
@@ -180,7 +180,7 @@ _OTHERS = {
 
 
 def _no_bytearray(path, file):
-    "A `ValueError` if an open pickle asks for a bytearray, for which it may claim any size"
+    "Raise a `ValueError` if an open pickle asks for a bytearray, which may claim any size"
     name = b'bytearray\n'
     rest = b''
     while block := file.read(1 << 20):

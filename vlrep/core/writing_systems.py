@@ -24,7 +24,7 @@ def clean_text(
 def one_line(
     text: str,  # A caption
 ) -> str:
-    "The words of a text with single spaces between them, without control characters"
+    "Join the words of a text by single spaces, without control characters"
     return ' '.join(clean_text(text).split())
 
 # %% ../../nbs/core/14_writing_systems.ipynb #38f2222e
@@ -40,7 +40,7 @@ _CHARACTER = re.compile(f'[{_UNSPACED}](?:[{_SIGNS}\u3099\u309a])*')
 def is_unspaced(
     text: str,  # Any text
 ) -> bool:
-    "Does `text` have characters of a script without spaces between words?"
+    "Tell whether `text` has characters of a script without spaces between words"
     return not text.isascii() and _CHARACTER.search(text) is not None
 
 

@@ -52,7 +52,7 @@ def _box_array(boxes, size, here):
 
 # %% ../../nbs/data/56_box_files.ipynb #b8797066
 def _box_lines(path):
-    "(image, boxes, size or None, where it stands) for each line"
+    "Yield (image, boxes, size or None, where it stands) for each line of a box file"
     for n, r in json_lines(path):
         if not isinstance(r, dict) or not isinstance(r.get('image'), str) or not isinstance(r.get('boxes'), list):
             raise ValueError(

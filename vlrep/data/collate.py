@@ -19,7 +19,7 @@ from .transforms import ENGLISH_SIDES, swap_left_right
 
 # %% ../../nbs/data/50_collate.ipynb #243f6483
 class CaptionCollator:
-    "One caption of each image as tokens, with left and right exchanged where the image is mirrored"
+    "Collator of one caption per image as tokens, left and right exchanged where the image is mirrored"
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class CaptionCollator:
         seed: int,  # Of the run
         flip: np.ndarray,  # Which are mirrored (b,) bool
     ) -> dict:  # `tokens` (b,s) and `lengths` (b,), int64
-        "One caption of each image"
+        "Draw one caption of each image and encode it as padded tokens"
         texts = self.texts(source, rows, when, seed, flip)
         tokens, lengths = pad_tokens(self.tokenizer.encode(texts, self.max_len), self.tokenizer.pad)
         return dict(tokens=tokens, lengths=lengths)
@@ -104,7 +104,7 @@ def caption_collator(
 # %% ../../nbs/data/50_collate.ipynb #df8606bb
 @dataclass
 class TokenCounts:
-    "How much of some texts a collator passes on"
+    "Counts of texts and tokens: how many a collator reads, cuts and does not know"
 
     texts: int  # How many there are
     seen: int  # How many of them were counted
@@ -144,7 +144,7 @@ def _percent(part, whole):
 
 
 def _part_line(name, n, max_len, windows):
-    "What became of the texts of one part of the data"
+    "Say how many texts of one part of the data are too long and how many tokens are unknown"
     says = 'and a window of each is read' if windows else 'and are cut'
     if n.cut and not windows:
         says += f' ({_percent(n.lost, n.tokens)} of all tokens are lost)'

@@ -38,7 +38,7 @@ class TfidfVectors:
         self,
         texts: 'Iterable[str]',  # Captions (m)
     ) -> np.ndarray:  # (m,d)
-        "The vectors of captions; one without a known word is 0"
+        "Embed captions as unit vectors (m,d); one without a known word is 0"
         x = self.svd.transform(self.vocabulary.transform(texts))
         return x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)
 
@@ -81,7 +81,7 @@ class ConceptTargets:
 
 
 def _read(dataset, low, high, how):
-    "For each image the captions that are read"
+    "Return the usable captions of each image, of `low` to `high` words"
     if dataset.captions is None:
         raise ValueError(f'{dataset.name}: has no captions to make tags of')
     ok = usable_captions(dataset.captions, low, high, how=how)
@@ -251,5 +251,5 @@ class ConceptCollator:
     def __call__(
         self, source: ImageTextDataset, rows: np.ndarray, when: int | str, seed: int, flip: np.ndarray
     ) -> dict:
-        "`concepts` (b,k)"
+        "Return the tags of each image as `concepts` (b,k)"
         return dict(concepts=torch.from_numpy(self.rows(source, np.asarray(rows), flip)))

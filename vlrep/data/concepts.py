@@ -90,7 +90,7 @@ def _optional(module, package, use):
 
 
 def _pattern():
-    "textblob's PatternTagger: its lexicon is in the package"
+    "Make a part-of-speech tagger of textblob's PatternTagger, whose lexicon is in the package"
     tagger = _optional('textblob.en.taggers', 'textblob', 'tagger=pattern').PatternTagger()
 
     def tag(words):
@@ -103,7 +103,7 @@ def _pattern():
 
 
 def _spacy(model='en_core_web_sm'):
-    "spaCy's small English model; proper nouns are none of its nouns"
+    "Make a part-of-speech tagger of spaCy's small English model; proper nouns do not count as nouns"
     spacy = _optional('spacy', 'spacy', 'tagger=spacy')
     try:
         nlp = spacy.load(model, exclude=['parser', 'ner', 'lemmatizer'])
@@ -213,7 +213,7 @@ class ConceptSet:
 
 # %% ../../nbs/data/52_concepts.ipynb #408df097
 class Triplets:
-    "Every (image, caption, place of a concept), counted and found by its number, but not stored"
+    "All triplets (image, caption, place of a concept), found by their number but not stored"
 
     def __init__(
         self,

@@ -43,7 +43,7 @@ def _plain_words(s):
 # %% ../../nbs/data/20_duplicates.ipynb #be8b9bc1
 @dataclass
 class Duplicates:
-    "What two datasets have in common"
+    "Images and captions that two datasets have in common"
 
     same: list  # Images with equal pixels: (name in the first, name in the second)
     near: list  # Images that are nearly equal: (name, name, how alike)

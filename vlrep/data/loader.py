@@ -35,7 +35,7 @@ from .workers import begin_worker, end_of_worker, open_file_limit, pack_batch, u
 
 # %% ../../nbs/data/60_loader.ipynb #63ee3187
 class _Jobs(Dataset):
-    "What a worker does: (epoch, rows) -> a batch on the CPU, bytes still"
+    "Dataset that a worker reads: (epoch, rows) -> a batch on the CPU, with images still uint8"
 
     def __init__(self, source, collate, seed, train, flip_p):
         self.source = source
@@ -255,7 +255,7 @@ def own(
 
 @patch
 def _bucketed(self: StatefulLoader, order, epoch):
-    "The same rows, texts of similar length in the same step: sorted within each `bucket` steps, whose order is drawn"
+    "Sort rows by length of their texts within every `bucket` steps, then shuffle these steps"
     steps = len(order) // self.bs
     rows = order[: steps * self.bs]
     pool = np.arange(steps) // self.bucket
@@ -356,14 +356,14 @@ def _read(self: StatefulLoader, jobs):
 
 
 def _start_method():
-    "How workers are started: as the program has asked for by `multiprocessing.set_start_method`, on Linux by `fork`"
+    "Choose how workers start: 'fork' by default on Linux, else None for the setting of `multiprocessing`"
     chosen = multiprocessing.get_start_method(allow_none=True)
     return 'fork' if chosen is None and sys.platform == 'linux' else None
 
 
 @patch
 def _begun(self: StatefulLoader):
-    "The workers, which are started if they are not there; an `OSError` says why they cannot be"
+    "Return an iterator over the workers' batches, starting them if needed; an `OSError` says why it failed"
     others = multiprocessing.active_children()
     try:
         return iter(self._reader)
@@ -394,7 +394,7 @@ def _begun(self: StatefulLoader):
 
 @patch
 def _next(self: StatefulLoader, read):
-    "The next batch; while the workers have none, `waiting` is called twice a second"
+    "Return the next batch; call `on_wait` twice a second while the workers have none"
     begun = time.monotonic()
     while True:
         try:
@@ -495,7 +495,7 @@ def close(self: StatefulLoader) -> None:
 # %% ../../nbs/data/60_loader.ipynb #25703eba
 @patch
 def _lost(self: StatefulLoader, e, where):
-    "The error to raise for `e`: that of the loader's code, or what became of the workers, which are ended"
+    "Return the error to raise for `e`: `e`, or one that tells what became of the workers, then ended"
     it = getattr(self._reader, '_iterator', None)
     if not self.workers or it is None:
         return e
@@ -589,7 +589,7 @@ def show_results(
 # %% ../../nbs/data/60_loader.ipynb #4a03573e
 @patch
 def _likeliest(self: StatefulLoader, batch, out):
-    "The likeliest word at each place, as a line for each image"
+    "Decode the likeliest token at each position: a text for each image, '' if there are no logits"
     if isinstance(out, dict):
         out = out.values()
     elif not isinstance(out, (list, tuple)):

@@ -23,7 +23,7 @@ _HEADER = 128  # Bytes before the first row
 
 
 def _header(rows, shape, dtype):
-    "The header of a .npy file, always of the same length"
+    "Build the header of a .npy file, always of the same length"
     text = repr(dict(descr=dtype.str, fortran_order=False, shape=(rows, *shape)))
     return b'\x93NUMPY\x01\x00' + (_HEADER - 10).to_bytes(2, 'little') + text.ljust(_HEADER - 11).encode() + b'\n'
 
@@ -155,7 +155,7 @@ _PIECE = 1 << 9  # Rows that are copied at a time
 
 # %% ../../nbs/data/05_mapped_arrays.ipynb #9feb382f
 class MappedNames:
-    "One string for each row, as a list has them; in memory are the numbers of the rows"
+    "Sequence of one string for each row, decoded on access; only the row numbers are held in memory"
 
     def __init__(
         self,

@@ -28,7 +28,7 @@ def _mix(z):
 
 
 def _uniform(key, places, n):
-    "`n` numbers in [0,1) for each position, from a key for each sample (b,): (n,b,places)"
+    "Compute `n` numbers in [0,1) for each position from a key for each sample (b,): (n,b,places)"
     place = torch.arange(places, device=key.device)
     which = torch.arange(n, device=key.device)[:, None, None] << 20
     return _down(_mix(key[:, None] + (which + place + 1) * _step), 11).double() * 2.0**-53

@@ -25,7 +25,7 @@ def _letters(w):
 
 
 def _same_letters(a, b):
-    "For each letter of the words `a`, all in a row, its place among the letters of the words `b`, or -1 (n,)"
+    "Align the letters of the joined words `a` with those of the words `b`: their index in `b`, or -1 (n,)"
     A = ''.join(a)
     B = ''.join(b)
     if A == B:
@@ -244,7 +244,7 @@ def __getitem__(
     self: Narratives,
     i: int,  # Row
 ) -> list:  # Of `Narrative`
-    "The narratives of image `i`"
+    "Return the narratives of image `i`"
     i = int(i)
     if not -len(self) <= i < len(self):
         raise IndexError(i)

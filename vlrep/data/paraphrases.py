@@ -90,7 +90,7 @@ def back_translate(
 
 # %% ../../nbs/data/55_paraphrases.ipynb #7be747ef
 def _captions(datasets, limit):
-    "(image, number of the caption, caption) of some datasets, at most `limit`"
+    "Yield (image, index of the caption, caption) for the captions of some datasets, at most `limit`"
     every = ((str(d.ids[i]), k, t) for d in datasets for i in range(len(d)) for k, t in enumerate(d.captions[i]))
     return itertools.islice(every, limit)
 
@@ -115,7 +115,7 @@ def _whole_lines(path, log):
 
 
 def _done(path, todo, ways):
-    "How many lines are there already; a `ValueError` names one that would not be written there now"
+    "Count the lines written so far; raise a `ValueError` if one would not be written there now"
     n = 0
     if not path.exists():
         return n
@@ -193,7 +193,7 @@ def write_paraphrases(
 
 # %% ../../nbs/data/55_paraphrases.ipynb #b003bece
 def _problem(line):
-    "What is wrong with a line, or ''"
+    "Say what is wrong with a line; '' if nothing is"
     if not isinstance(line, dict):
         return 'not an object'
     if not isinstance(line.get('caption'), str):

@@ -38,14 +38,14 @@ def _bands(image):
 
 
 def _on_white(image):
-    "An image with transparent parts on a white background"
+    "Composite an image with transparent parts onto a white background"
     image = image.convert('RGBA')
     white = Image.new('RGBA', image.size, 'white')
     return Image.alpha_composite(white, image).convert('RGB')
 
 
 def _deep(image):
-    "An image with 16 bits or more a pixel, in 8 bits: 65535 becomes 255; floats are scaled by their largest"
+    "Scale an image of 16 bits or more to 8-bit RGB: 65535 to 255; floats and larger ints by their maximum"
 
     def numbers(box):
         return np.nan_to_num(np.asarray(image.crop(box), np.float32), posinf=0.0, neginf=0.0)
@@ -60,7 +60,7 @@ def _deep(image):
 
 
 def _clear(image):
-    "A picture without transparent parts; one band at a time, so that copies of the whole are not made"
+    "Convert an image to RGB, transparent parts on white, one band at a time to save memory"
     if not ('A' in image.getbands() or 'a' in image.getbands() or 'transparency' in image.info):
         return image.convert('RGB')
     out = Image.new('RGB', image.size)
@@ -282,7 +282,7 @@ class TextBuffer:
         self,
         i: int,  # Row
     ) -> list:  # Its strings
-        "The strings of row `i`"
+        "Return the strings of row `i`"
         i = int(i)
         if not -len(self) <= i < len(self):
             raise IndexError(i)
@@ -423,7 +423,7 @@ class ImageTextDataset:
         raise NotImplementedError
 
     def _rows(self, idx, split):
-        "The arguments that make a dataset of the rows `idx`, except for the pixels"
+        "Return the arguments that make a dataset of the rows `idx`, except for the pixels"
         idx = np.asarray(idx)
         caps = self.captions
         rec = self._records
@@ -592,7 +592,7 @@ class ImageFileDataset(ImageTextDataset):
             self._hw = _shared(self.n, 16).view(np.int64)
 
     def __getstate__(self):
-        "What a process that is not forked gets: pages that are shared by forks alone stay here, and it decodes anew"
+        "Return the state to pickle without the cache of decoded images, whose pages only forks share"
         return {**self.__dict__, '_kept': None, '_hw': None}
 
     def path(self, i: int) -> str:

@@ -104,7 +104,7 @@ def _same_sides(a, b):
 
 
 def _alike(side, look, image):
-    "Does `image`, uint8 (h,w,3), match the size and the thumbnail that the store has kept?"
+    "Tell whether `image`, uint8 (h,w,3), matches the aspect ratio and thumbnail that the store has kept"
     if side is not None and side.all() and not _same_sides(side.tolist(), image.shape[1::-1]):
         return False
     if look is None or not look.any():
@@ -116,7 +116,7 @@ _VERSION = 2
 
 
 def _checksum(pieces):
-    "One CRC-32 of several pieces of data"
+    "Compute one CRC-32 over several pieces of data"
     crc = 0
     for piece in pieces:
         crc = zlib.crc32(piece, crc)
@@ -350,7 +350,7 @@ def _spellings(image_id):
 
 
 def _other_part(a, b):
-    "Are these ids of two images of COCO in different parts, such as train2014 and val2014?"
+    "Tell whether two COCO ids are from different parts, such as train2014 and val2014"
     found = [_COCO.search(PurePosixPath(i).name) for i in (a, b)]
     parts = [match and match[1] for match in found]
     return None not in parts and parts[0] != parts[1]
@@ -531,7 +531,7 @@ class RegionStore:
         return -1
 
     def _named(self, name, image_id):
-        "The row of an image that is called `name`, which is one of the spellings of `image_id`; -1 if there is none"
+        "Find the row of an image called `name`, one of the spellings of `image_id`; -1 if there is none"
         hashes = self.cols['hashes']
         h = np.uint64(_hash(name))
         at = int(np.searchsorted(hashes, h))
@@ -543,7 +543,7 @@ class RegionStore:
         return -1
 
     def _in_folder(self, path):
-        "The row of an image that is called like the end of its path, with one folder or two; -1 if there is none"
+        "Find the row of an image by the end of its path, with one folder or two; -1 if there is none"
         parts = PurePosixPath(path).parts
         rows = [self._named(n, n) for n in ('/'.join(parts[-k:]) for k in (2, 3) if len(parts) > k)]
         return max([*rows, -1])
@@ -772,7 +772,7 @@ def _field(item, name):
 
 
 def _whole(x, low, what):
-    "A whole number from what a published file has as one: a number, an array of one, text"
+    "Convert a value of a published file to a whole number: from a number, an array of one, or text"
     try:
         value = np.asarray(x).item()
         n = int(value)
@@ -784,7 +784,7 @@ def _whole(x, low, what):
 
 
 def _numbers(x, k, what, padded=False):
-    """float32 (k,...) from an array, the bytes of one, or these in base64
+    """Convert an array, the bytes of one, or these in base64, to float32 (k,...)
 
     padded: further rows may follow, which are not real; else a `ValueError` unless they are zeros
     """
@@ -870,7 +870,7 @@ def _regions_of(item, classes=0):
 
 # %% ../../nbs/data/57_regions.ipynb #67570031
 def _npy_items(folder):
-    "(name of the image, file, function that reads it) of a folder of .npy files"
+    "Yield (name of the image, file, function that reads it) for a folder of .npy files"
     infos = {p for p in folder.rglob('*_info.npy')}
     for path in sorted(p for p in folder.rglob('*.npy') if p not in infos):
         info = path.with_name(f'{path.stem}_info.npy')
@@ -888,7 +888,7 @@ def _npy_items(folder):
 
 
 def _lmdb_items(path):
-    "(name of the image, file and key, function that reads it) of an LMDB"
+    "Yield (name of the image, file and key, function that reads it) for an LMDB"
     for key, value in lmdb_items(path):
         if key == b'keys':
             continue  # the list of all keys
@@ -1043,7 +1043,7 @@ class RegionReader:
         source: ImageTextDataset,  # Of images
         rows: np.ndarray | list,  # Of the dataset (b,)
     ) -> dict:  # 'grid': {}; 'boxes': region_boxes (b,n,4), region_counts (b,); 'files': as `RegionStore.read`
-        "The regions of some images; a `ValueError` names an image that has none"
+        "Return the regions of some images; raise a `ValueError` if an image has none"
         if self.how == 'grid':
             return {}
         if source not in self._known:

@@ -54,7 +54,7 @@ from .shards import IMAGE_SUFFIXES, shard_order, shard_samples
 
 # %% ../../nbs/data/75_shard_index.ipynb #5a75000d
 class _Unusable(ValueError):
-    "Why a sample is left out; `corrupt`: what it has cannot be read, it does not just lack something"
+    "Error that says why a sample is left out; `corrupt`: it cannot be read, rather than lacks something"
 
     def __init__(self, why, corrupt=True):
         super().__init__(why)
@@ -100,7 +100,7 @@ _LARGEST_IMAGE = 1 << 30  # Bytes of an image file
 
 
 def _strings(side, key):
-    "The list of strings under `key`"
+    "Return the strings under `key`, a single one as a list; [] if none"
     v = side.get(key)
     if v is None:
         return []
@@ -340,7 +340,7 @@ def _scan(path, number, how, out):
 
 # %% ../../nbs/data/75_shard_index.ipynb #27b1a5bc
 def _repeated(hashes):
-    "The rows whose id came before"
+    "Return the rows whose id hash occurs in an earlier row"
     hashes = np.concatenate([np.zeros(0, np.int64), *hashes])
     order = np.argsort(hashes, kind='stable')
     return np.sort(order[1:][np.diff(hashes[order]) == 0])
@@ -378,7 +378,7 @@ def _build(folder, shards, how):
 
 # %% ../../nbs/data/75_shard_index.ipynb #6c81f462
 def _current(folder, shards):
-    "The head of the index in `folder` if it is made from these shards, else None; and what is damaged in it"
+    "Return the head of the index in `folder`, None unless intact and of these shards; and its damage or ''"
     if not (folder / 'index.json').is_file():
         return None, ''
     try:
@@ -404,7 +404,7 @@ def _remove_killed(place):
 
 
 def _made(folder, shards, how):
-    "The head of the index, which is built if it is not there, or not whole"
+    "Return the head of the index, which is built first if it is missing, outdated or damaged"
     head, _ = _current(folder, shards)
     if head:
         return head
@@ -665,7 +665,7 @@ class ShardDataset(ImageTextDataset):
         seed: int,  # Of the run
         epoch: int,  # Its number
     ) -> np.ndarray:  # Every row once (n,)
-        "In which order an epoch reads the rows; without a window, that of any other dataset"
+        "Return the order in which an epoch reads the rows; without a window, that of any other dataset"
         return shard_order(self.index.cols['shard'][self.at], self.window, seed, 'order', epoch)
 
     def subset(

@@ -27,7 +27,7 @@ from .image_files import is_hidden, some_of
 
 # %% ../../nbs/data/70_shards.ipynb #5a700006
 def _alternatives(inside):
-    "What one pair of braces stands for: how many texts, and a function that makes them"
+    "Parse the inside of a pair of braces: how many texts it stands for, and a function that makes them"
     ends = re.fullmatch(r'([0-9]{1,18})\.\.([0-9]{1,18})', inside)
     if not ends:
         texts = inside.split(',')
@@ -55,7 +55,7 @@ _TARS = re.compile(r'\.(tar|tgz|tar\.\w+)$', re.I)
 
 
 def _in_folder(folder):
-    "The shards in a folder; a warning counts hidden files, which other systems leave beside them"
+    "List the shards in a folder; warn about hidden files, which other systems leave beside them"
     names = sorted(p for p in folder.iterdir() if _TARS.search(p.name) and p.is_file())
     hidden = [p for p in names if is_hidden(p.name)]
     if hidden:
@@ -64,7 +64,7 @@ def _in_folder(folder):
 
 
 def _named(pattern):
-    "The shards that a pattern names, whether they are there or not"
+    "Yield the shards that a pattern names; without wildcards, whether they exist or not"
     for name in expand_braces(pattern):
         stars = set('*?[') & set(name) and not os.path.exists(name)
         for path in sorted(glob.glob(name)) if stars else [name]:
@@ -109,7 +109,7 @@ _COMPRESSED = {b'\x1f\x8b': 'gzip', b'BZh': 'bzip2', b'\xfd7zXZ': 'xz', b'(\xb5/
 
 
 def _shown(name):
-    "A name for messages, without control characters"
+    "Escape control characters in a name for messages, and cut it at 200 characters"
     return repr(name)[1:-1][:200]
 
 
@@ -136,7 +136,7 @@ def _facts_of(kind, data):
 
 
 def _behind_zeros(file, at):
-    "The first block that is not all zeros, or the end of the file; `at` is where it is read"
+    "Return the offset of the first block that is not all zeros, or of the file's end; reading begins at `at`"
     while piece := file.read(1 << 20):
         rest = piece.lstrip(b'\0')
         if rest:
@@ -146,7 +146,7 @@ def _behind_zeros(file, at):
 
 
 def _behind_sparse_map(file, block, at):
-    "The byte behind the blocks that go on with the map of a sparse file"
+    "Skip the blocks that continue the map of a sparse file, and return the offset behind them"
     more = block[482]
     while more:
         block = file.read(512)
@@ -169,7 +169,7 @@ _EXTENDED = (
 
 
 def _members(path):
-    "(name, byte of its content, bytes, what it is) of each member; where joined tar files meet, ('', 0, 0, 'joined')"
+    "Yield (name, offset, bytes, kind) of each member; ('', 0, 0, 'joined') where joined tar files meet"
     size = os.path.getsize(path)
     at = 0
     headers = 0
@@ -331,7 +331,7 @@ def _image_of(dataset, i, r):
 
 
 def _lines_of(dataset, i, r):
-    "The narratives of an image, as Localized Narratives writes them; traces to a ten-thousandth of the image"
+    "Return the narratives of an image in the format of Localized Narratives, traces to 4 decimals"
     narratives = [r.narrative] if r.narrative else []
     if dataset.narratives is not None:
         narratives = dataset.narratives[i]

@@ -50,7 +50,7 @@ def limit_captions(
 
 
 def _ranks(seed, name, m):
-    "A number for each of `m` captions of the image `name`"
+    "Draw a number for each of `m` captions of the image `name`"
     b = hashlib.blake2b(f'{seed} {name}'.encode(), digest_size=64).digest()
     return np.frombuffer(b, '<u4')[:m] if m <= 16 else rng(seed, 'captions', str(name)).random(m)
 

@@ -198,7 +198,7 @@ def read_labels(
 
 
 def _ordered(got, where):
-    "The labels that a JSON file holds, in the order of their numbers"
+    "Return the labels that a JSON file holds, in the order of their numbers"
     if isinstance(got, dict) and isinstance(got.get('categories'), list):
         got = got['categories']
 

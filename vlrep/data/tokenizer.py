@@ -266,7 +266,7 @@ class TokenIds:
         tokenizer: 'Tokenizer',  # Or a `WordPieceTokenizer`; None raises a `ValueError`
         reader: str,  # What needs it, for the message
     ) -> 'TokenIds':
-        "The ids of a tokenizer"
+        "Collect the vocabulary size and special ids of a tokenizer"
         if tokenizer is None:
             raise ValueError(f'{reader}: the loaders need a tokenizer (tokenizer=...), or the collator of the method')
         special = {k: getattr(tokenizer, k) for k in ('unk', 'sos', 'eos', 'mask', 'pad')}

@@ -19,7 +19,7 @@ def _expand(n):
 
 
 def _groups(span):
-    "The group of each token (b,s), or the number of groups if it has no time; row and column of a token of each group"
+    "Return each token's group (b,s), or the number of groups if it has no time; where each group begins"
     live = span[..., 1] >= span[..., 0]
     new = live.clone()
     new[:, 1:] &= (span[:, 1:] != span[:, :-1]).any(-1)
@@ -73,14 +73,14 @@ def _runs(p, q, h, w):
 
 
 def _cells(p, q, h, w):
-    "Which line meets which cell: who, in order, and the cell's number"
+    "Find the cells that each line meets: indices of the lines, in order, and of the cells"
     who, j, c0, c1 = _runs(p, q, h, w)
     run, k = _expand((c1 - c0 + 1).clamp(min=0))
     return who[run], (j * w + c0)[run] + k
 
 # %% ../../nbs/data/45_traces.ipynb #77ef3194
 def _clip(p, q):
-    "The parts of the lines p-q (k,2) within the view: their ends, to the nearest 1/_unit, and which there are"
+    "Clip the lines p-q (k,2) to the view: their ends to the nearest 1/_unit, and which lines remain"
     d = (q - p).double()
     a = -p / d
     b = (_unit - p) / d
@@ -93,7 +93,7 @@ def _clip(p, q):
 
 
 def _chain(v):
-    "The edges of the left side of the hull of points v (g,m,2), inf where there is none: groups, ends"
+    "Find the edges of the left side of the hull of points v (g,m,2), padded with inf: groups, ends"
     g = torch.arange(len(v), device=v.device)
     out = []
     low = v[..., 1] == v[..., 1].amin(1, keepdim=True)
@@ -140,7 +140,7 @@ HOW = 'points', 'polyline', 'bbox', 'hull'  # what a trace may cover
 
 
 def _lines(trace, g, i, start, end, *, draw):
-    "The line to each point i of group g: from the point before it if the pen drew it meanwhile, or else from itself"
+    "Return the line to each point i of group g, from the point before it if drawn meanwhile, else from itself"
     points = trace.flatten(0, 1)
     p = points[i - 1]
     q = points[i]

@@ -48,7 +48,7 @@ _NO_SIDE_AFTER = dict(
 
 
 def _is_side(word, before, after):
-    "Is `word`, left or right, a direction here? `before` and `after` are the text around it"
+    "Tell whether `word`, left or right, is a direction, given the text `before` and `after` it"
     if word not in _NO_SIDE_BEFORE:
         return True
     if _NO_SIDE_AFTER[word].search(before):
@@ -58,7 +58,7 @@ def _is_side(word, before, after):
 
 @lru_cache(32)
 def _exchange(pairs):
-    "A pattern of the words in `pairs`, and the other word of each"
+    "Compile a pattern of the words in `pairs`, and map each word to its counterpart"
     other = {a: b for p in pairs for a, b in (p, p[::-1])}
 
     def pattern(word):
@@ -240,7 +240,7 @@ def crop_labels(
 
 
 def _moved(batch, boxes, size, flip=None):
-    "The batch's trace and things in the crop, on the device of its images; nothing if it has none"
+    "Return the batch's trace and object map in the crop, on the device of its images; {} if it has neither"
 
     def here(k):
         return batch[k].to(batch['images'].device, non_blocking=True)
@@ -320,7 +320,7 @@ class TrainTransform:
         share=None,  # None, or (n, own): `batch` has the rows `own` of a batch of `n` rows, whose other rows are with
         # other processes; its views are those that it would have in the whole batch
     ) -> dict:  # The same, `images` float (b,3,size,size), normalised, channels last; the trace in the view
-        "The view of `batch` that belongs to `key`"
+        "Make the random view of `batch` that `key` determines"
         images = batch['images']
         boxes, fac, order = self.draw(batch['hw'], key, share)
 
@@ -421,7 +421,7 @@ class EvalTransform:
         batch: dict,  # With `images` uint8 (b,3,h,w) and `hw`; perhaps `trace` (b,n,4)
         key=None,  # Not used: nothing is random here
     ) -> dict:  # The same, `images` float (b,3,size,size), normalised, channels last; the trace in the view
-        "The central view, or the whole one"
+        "Return the central crop of each image, or the whole image"
         images = batch['images']
         hw = batch['hw'].to(images.device)
         box = _all_of(hw)

@@ -21,14 +21,14 @@ _SPECIAL = dict(unk='[UNK]', cls='[CLS]', sep='[SEP]', mask='[MASK]', pad='[PAD]
 
 
 def _lines(path):
-    "The tokens in a `vocab.txt`: only a line feed ends a line, for some tokens are odd kinds of space"
+    "Read the tokens of a `vocab.txt`: only a line feed ends a line, as some tokens are odd kinds of space"
     if not path.is_file():
         raise ValueError(f'{path}: no such vocabulary')
     return [line.removesuffix('\n').removesuffix('\r') for line in raw_lines(path)]
 
 
 def _backend(vocab, lower, accents, chinese):
-    "The tokenizer of the package `tokenizers`"
+    "Build a WordPiece tokenizer of the package `tokenizers`"
     os.environ.setdefault('TOKENIZERS_PARALLELISM', 'false')  # its threads do not survive a fork
     try:
         from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
@@ -46,7 +46,7 @@ def _backend(vocab, lower, accents, chinese):
 
 # %% ../../nbs/data/22_wordpiece.ipynb #d535fc22
 class BaseTokenizer:
-    "What the tokenizers share: lists of ids that begin with `sos` and end with `eos`"
+    "Base class of the tokenizers, which turn captions into ids from `sos` to `eos`"
 
     def encode(
         self,
@@ -158,7 +158,7 @@ _FAST = dict(lower='lowercase', strip_accents='strip_accents', chinese='handle_c
 
 
 def _settings(folder):
-    "What the files of a folder say about capitals, accents and Chinese characters"
+    "Read what the files of a folder say about capitals, accents and Chinese characters"
     path = folder / 'tokenizer.json'
     config = read_json(path) if path.is_file() else {}
     fast = config.get('normalizer') if isinstance(config, dict) else None

@@ -26,7 +26,7 @@ _LARGE = 2**20  # Tensors of so many bytes are worth a file in shared memory
 
 
 def _of_few_files(error):
-    "Is it the error of a process that has too many open files?"
+    "Tell whether an error says that too many files are open"
     return getattr(error, 'errno', None) in (errno.EMFILE, errno.ENFILE) or 'Too many open files' in str(error)
 
 
@@ -40,7 +40,7 @@ def open_file_limit() -> int:  # 0 where it is not known
 
 
 def _no_room(error):
-    "Why something could not be shared, and what helps"
+    "Say why something could not be shared, and what helps"
     if _of_few_files(error):
         return f'too many open files (the limit is {open_file_limit()}; ulimit -n 1024 raises it)'
     if not os.path.isdir('/dev/shm'):
@@ -86,7 +86,7 @@ _FEW_FILES = 124  # Exit code of a worker that may open no more files
 
 
 def _not_handed_over(queue, error, item):
-    "Called in a worker when its thread could not send `item`: send it without shared memory, or else end"
+    "Send an `item` that a worker's thread could not send without shared memory, or else end the worker"
     number, got = item if isinstance(item, tuple) and len(item) == 2 else (None, None)
     if isinstance(got, tuple) and any(isinstance(v, torch.Tensor) for v in got[0].values()):
         batch, bad, _ = got

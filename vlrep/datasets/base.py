@@ -22,7 +22,7 @@ SPLIT_SOURCES = 'auto', 'hash', 'column', 'lists', 'karpathy', 'folders'
 
 @dataclass(frozen=True)
 class PhotoOptions:
-    "How a folder of photos is split"
+    "Options of a folder of photos: how it is split, and how much is used"
 
     train: Fraction = 0.8  # Part of the photos to learn from
     valid: Fraction = 0.1  # Part that chooses the checkpoint

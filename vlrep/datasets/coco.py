@@ -78,7 +78,7 @@ def _captions(data, path, folder, max_corrupt):
 
 
 def _positive(value):
-    "A number of pixels as float, or None"
+    "Return a number of pixels as float, or None unless it is above 0"
     value = real_number(value)
     return value if value is not None and value > 0 else None
 
@@ -167,7 +167,7 @@ def read_coco(
 
 
 def _object_table(dataset, objects, names, sizes):
-    "The objects of a dataset's images, which turn with them"
+    "Build the table of the objects of a dataset's images, which are turned with them"
     paths = [dataset.path(i) for i in range(len(dataset))]
     return ObjectTable(
         dataset.ids, [objects[i] for i in dataset.ids], names, 'crowd', paths, [sizes[i] for i in dataset.ids]
@@ -221,7 +221,7 @@ def write_coco(
 
 # %% ../../nbs/datasets/60_coco.ipynb #d0280023
 def _first(root, *places):
-    "The first of some paths below `root` that exists, or None"
+    "Return the first of some paths below `root` that exists, or None"
     return next((p for p in places if (Path(root) / p).exists()), None)
 
 
@@ -243,7 +243,7 @@ def _split(root, split, size, use, year, max_corrupt):
 
 # %% ../../nbs/datasets/60_coco.ipynb #6b748953
 def _same_categories(a, b, root, year=2017):
-    "A `ValueError` if category k is something else in the validation images: `a` are the names in train, `b` in val"
+    "Raise a `ValueError` if the category names `a` of train and `b` of val differ, or their order does"
     if not a or not b or a == b:
         return
     own = dict(train=[n for n in a if n not in b], val=[n for n in b if n not in a])

@@ -33,7 +33,7 @@ _HINT = '; name them: --columns path=NAME,caption=NAME'
 
 
 def _json_rows(path, columns, bad):
-    "As `table_rows`, of a file of JSON lines; a caption may be a list of texts"
+    "Yield the rows of a file of JSON lines as `table_rows` does; a caption may be a list of texts"
     for line, row in json_lines(path, bad):
         names = find_columns(columns, row, f'{path}, line {line}', _HINT) if isinstance(row, dict) else {}
         found = {what: row[name] for what, name in names.items() if row[name] is not None}
@@ -48,7 +48,7 @@ def _json_rows(path, columns, bad):
 
 
 def _table_in(folder):
-    "The table of captions in a folder, or None; a `ValueError` if there are several"
+    "Find the table of captions in a folder, or None; raise a `ValueError` if there are several"
     tables = sorted(p.name for p in folder.iterdir() if p.name.endswith(_TABLES) and not is_hidden(p.name))
     usual = [n for n in tables if n.startswith('metadata.')] or tables
     if len(usual) > 1:

@@ -22,7 +22,7 @@ _results_columns = dict(name=('image_name', 'image'), k=('comment_number',), tex
 
 
 def _numbered(path, bad):
-    "(line, image, number, caption) of each row of a table; what is wrong with a row is appended to `bad`"
+    "Yield (line, image, number, caption) for each row of a table; append problems of rows to `bad`"
     lines = raw_lines(path)
     first = next(lines, '').strip()
     if first.startswith('image_name') and '|' not in first:

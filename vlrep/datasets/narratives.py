@@ -83,7 +83,7 @@ _keys = dict(image_id=((str, int, float), 'a string'), caption=_text, timed_capt
 
 
 def _image_name(d):
-    "The name of the image of a line, which must have the keys of a narrative; a `ValueError` says what is wrong"
+    "Return the name of a narrative's image; raise a `ValueError` if the line's keys or values are wrong"
     if not isinstance(d, dict):
         raise ValueError(f'an object with {", ".join(_keys)} is expected, not {brief(d)}')
     for k, (types, what) in _keys.items():
@@ -187,7 +187,7 @@ def read_narratives(
 
 # %% ../../nbs/datasets/40_narratives.ipynb #88294823
 def _locate(folder, names):
-    "Where in `folder` and below it the images are: name -> path within it"
+    "Find the images in `folder` and below it: name -> path within it"
     want = {Path(n).stem: n for n in names}
     found = {}
     for f in files_below(folder):
@@ -274,7 +274,7 @@ def _write_lines(pairs, path, dataset_id, shards):
 
 
 def _told(source, i, r):
-    "The narratives of image `i`"
+    "Return the narratives of image `i`"
     if getattr(source, 'narratives', None) is not None:
         return source.narratives[i]
     return [] if r.narrative is None else [r.narrative]

@@ -40,7 +40,7 @@ _ColumnNames = Annotated[str, Parsed(table_columns, 'path=NAME,caption=NAME')]
 
 @dataclass(frozen=True)
 class CsvOptions(PhotoOptions):
-    "How photos with a table are split, and which columns of the table are read"
+    "Options of photos with a table: how they are split, and which columns of the table are read"
 
     columns: _ColumnNames = ''  # Names of columns that are called otherwise
 

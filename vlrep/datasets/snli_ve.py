@@ -22,7 +22,7 @@ _PARTS = dict(train='train', valid='dev', test='test')
 
 
 def _problem(row):
-    "What is wrong with a line, or ''"
+    "Say what is wrong with a line; '' if nothing is"
     problem = row_problem(row, dict(Flickr30K_ID=ID, sentence2=str, gold_label=str))
     if problem:
         return problem

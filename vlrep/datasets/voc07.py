@@ -44,7 +44,7 @@ class ObjectTable:
             raise ValueError(f'{len(self.ids)} ids for the objects of {len(per)} images')
 
     def __call__(self, i: int) -> Record:
-        "The record of row `i`: boxes, tags and objects"
+        "Return the record of row `i`: boxes, tags and objects"
         s = slice(self.rows[i], self.rows[i + 1])
         names = [self.names[c] for c in self.cats[s]]
         boxes = self.boxes[s].copy()
@@ -103,12 +103,12 @@ def read_voc_xml(
 
 # %% ../../nbs/datasets/50_voc07.ipynb #90c76a49
 def _lines(path):
-    "The words of each line of a list; a `ValueError` names a missing file"
+    "Read the number and the words of each line of a list; raise a `ValueError` if there is no such file"
     return [(i, line.split()) for i, line in text_lines(path)]
 
 
 def _ids(path):
-    "The photos of a split"
+    "Read the photos of a split: id -> its place in the list"
     ids = {}
     for i, fields in _lines(path):
         if fields[0] in ids:
@@ -141,7 +141,7 @@ def _answers(path, ids):
 
 # %% ../../nbs/datasets/50_voc07.ipynb #7c7fac01
 def _boxes(folder, ids, names, bad):
-    """The objects of each photo and its size, and the names of the classes; None if no photo has a file
+    """Read the names of the classes, and each photo's objects and size; (None, {}) if no photo has a file
 
     Photos whose file is missing or wrong are appended to `bad`.
     """
@@ -215,7 +215,7 @@ def read_voc(
 
 # %% ../../nbs/datasets/50_voc07.ipynb #59fa0cf8
 def _voc_xml(name, image, objects):
-    "The XML text of one photo; `objects`: (category, box, difficult)"
+    "Write the XML text of one photo; `objects`: (category, box, difficult)"
     top = ElementTree.Element('annotation')
     w, h = image.size
 

@@ -21,13 +21,13 @@ _SETS = dict(train=('train2014',), valid=('val2014',), test=('test2015', 'test-d
 
 
 def _places(name, kind, part):
-    "Where a table may be: in the folder, in one for its kind, in that of its archive"
+    "List where a table may be: in the folder, in one for its kind, or in that of its archive"
     archive = f'v2_{kind}_{part}_mscoco'
     return name, f'annotations/{name}', f'questions/{name}', f'{kind}/{name}', f'{archive}/{name}'
 
 
 def _answered(path, questions, max_corrupt):
-    "Each question that has answers, with its annotation"
+    "Pair each question that has usable answers with its annotation"
     bad = []
     keys = dict(question_id=int, image_id=int, answers=list)
     table = coco_table(read_json(path), path, 'annotations', keys, 'question_id', bad.append)

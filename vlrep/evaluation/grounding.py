@@ -117,7 +117,7 @@ def narrated_words(
 
 # %% ../../nbs/evaluation/60_grounding.ipynb #9712dc2a
 def _in_view(n, m, images):
-    "The network's input for a picture (1,3,S,S), and the mouse trace in its coordinates (1,n,4)"
+    "Prepare the network's input for a picture (1,3,S,S), and the mouse trace in its coordinates (1,n,4)"
     s = [np.asarray(p, float).reshape(-1, 3) for p in n.strokes if len(p)] or [np.array([[0, 0, -1e6]])]
     first = np.cumsum([0] + [len(x) for x in s[:-1]])
     p = np.concatenate(s)
@@ -148,7 +148,7 @@ def _attend_in_windows(attend, image, ids, max_len):
 
 # %% ../../nbs/evaluation/60_grounding.ipynb #7885213a
 def _narrative_dict(n, attend, how, m, images, *, max_words, max_len, pad):
-    "The dict of one narrative, but for its picture"
+    "Compute the dict of one narrative, except its picture"
     words, times = word_times(n)
     x, trace = _in_view(n, m, images)
     cut = [c[1:-1] for c in m.tokenizer.encode(words, 1 << 30)]

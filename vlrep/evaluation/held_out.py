@@ -21,7 +21,7 @@ from ..training.test_photos import find_test_photos, read_test_photos
 
 # %% ../../nbs/evaluation/06_held_out.ipynb #89ff063e
 def _test_photos(splits, context, builder, root):
-    "The test photos of the run among the data; None if the data is not that of the run"
+    "Find the test photos of the run in the data; None if the data is not that of the run"
     listed = read_test_photos(context.run)
     test = splits['test']
     if listed is None:

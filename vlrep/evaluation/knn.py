@@ -32,7 +32,7 @@ def _largest(s, k):
 
 
 def _nearest(s, k):
-    "The `k` largest of each row and their columns, in order; of equals the first (c,k)"
+    "Find the `k` largest of each row and their columns, in order; the first of equal ones (c,k)"
     if k == 1 and s.device.type == 'cpu':
         i = torch.from_numpy(s.numpy().argmax(1))[:, None]
         return s.gather(1, i), i  # the first of equals
@@ -46,7 +46,7 @@ def _nearest(s, k):
 
 
 def _pairs(b, chunk):
-    "The nearest other row of every row of `b`: yields rows, their neighbours and cosines (c,1)"
+    "Find the nearest other row of each row of `b`; yield rows, their neighbours and cosines (c,1)"
     best = b.new_full((len(b),), -torch.inf)
     who = torch.zeros(len(b), dtype=torch.long)
     buffer = b.new_empty(min(chunk, len(b)) * len(b))

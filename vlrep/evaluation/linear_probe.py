@@ -34,7 +34,7 @@ class Probe:
         self,
         x: Tensor,  # Features (n,d)
     ) -> Tensor:  # Scores (m,n,...)
-        "The scores that each strength gives to each row of `x`"
+        "Compute the scores that each strength gives to each row of `x`"
         z = ((x - self.mean) / self.std) @ self.w.flatten(2)
         return z.unflatten(2, self.w.shape[2:]) + self.b[:, None]
 
@@ -42,7 +42,7 @@ class Probe:
         self,
         i: int,  # Which strength
     ):  # A probe with only that one
-        "The probe of strength `i` alone"
+        "Return a probe with strength `i` alone"
         i = range(len(self.l2s))[i]
         return Probe(self.mean, self.std, self.w[i : i + 1], self.b[i : i + 1], self.l2s[i : i + 1])
 
@@ -69,7 +69,7 @@ def _rotate(x):
 
 @contextmanager
 def _threads(x):
-    "One thread for small problems: several mostly wait for each other, and the last bits depend on how many there are"
+    "Use one thread for small problems: several mostly wait, and the last bits depend on how many there are"
     n = torch.get_num_threads()
     try:
         if x.numel() < 4e6:
@@ -80,7 +80,7 @@ def _threads(x):
 
 # %% ../../nbs/evaluation/10_linear_probe.ipynb #3fc420d0
 def _cubic(a, b, lo, hi):
-    "The minimiser in [`lo`, `hi`] of the cubic through two points (step, loss, slope, ...) with their slopes"
+    "Minimise on [`lo`, `hi`] the cubic through two points (step, loss, slope, ...) with their slopes"
     (x, f, p, *_), (y, g, q, *_) = sorted((a, b), key=lambda o: o[0])
     m = p + q - 3 * (f - g) / (x - y)
     if m * m < p * q:
@@ -90,7 +90,7 @@ def _cubic(a, b, lo, hi):
 
 
 def _line_search(at, begin, t, least, max_trials=25):
-    """A step that meets the strong Wolfe conditions, as in PyTorch's L-BFGS: (step, loss, slope, gradient)
+    """Seek a step that meets the strong Wolfe conditions, as in PyTorch's L-BFGS: (step, loss, slope, gradient)
 
     `at` returns these four for a step; `begin` is its value at step 0, and `t` the first step to try
     """

@@ -18,7 +18,7 @@ from ..models.features import plain_batches
 
 # %% ../../nbs/evaluation/50_pointing.ipynb #490d683f
 def _view(mask):
-    "The centre crop of a mask (h,w), as in the evaluation view of its image"
+    "Crop the centre of a mask (h,w), as in the evaluation view of its image"
     h, w = mask.shape
     s = min(h, w)
     y = round((h - s) / 2)

@@ -26,7 +26,7 @@ from ..models.features import features, frozen, pool_grid
 # %% ../../nbs/evaluation/20_softmax_probe.ipynb #19cca774
 @dataclass(frozen=True)
 class SoftmaxRecipe:
-    "How the softmax layer is trained; the values are VirTex's, first version (sec. 4.1, code v0.9)"
+    "Training settings of the softmax layer; the values are VirTex's, first version (sec. 4.1, code v0.9)"
 
     epochs: int = 100  # Epochs of training
     bs: int = 256  # Pictures a step

@@ -44,7 +44,7 @@ def probe_multilabel(
     results = {}
 
     def ap(w):
-        "Of each tag; cached, because the tasks share their resamples"
+        "Compute the average precision of each tag; cached, because the tasks share their resamples"
         if w.shape not in results or not np.array_equal(results[w.shape][0], w):
             results[w.shape] = w, np.atleast_2d(average_precision(s, t, w))
         return results[w.shape][1]

@@ -117,7 +117,7 @@ def train_on(
 def supervised_recipe(
     recipe: MethodRecipe,  # Recipe of the method that it is a baseline of
 ) -> SupervisedRecipe:  # A recipe of the method `supervised`
-    "The supervised recipe with the backbone, views, batch size, switches and number of steps of `recipe`"
+    "Make the supervised recipe with the backbone, views, batch size, switches and steps of `recipe`"
     same = {k: getattr(recipe, k) for k in 'visual_depth visual_width size scale_min jitter jitter_p flip_p bs'.split()}
     same |= {f.name: getattr(recipe, f.name) for f in fields(MethodRecipe)}
     return replace(get_recipe('supervised', 'world'), **same, steps=recipe.steps, warmup=recipe.warmup)

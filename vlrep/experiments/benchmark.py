@@ -41,7 +41,7 @@ from ..training.precision import choose_precision
 # %% ../../nbs/experiments/80_benchmark.ipynb #be9c0008
 @dataclass(frozen=True)
 class BenchmarkPlan:
-    "How much `benchmark` measures"
+    "Models, sizes and repetitions of a `benchmark`"
 
     models: tuple  # Pairs of a name and a recipe of VirTex, whose `bs` is the batch
     rounds: int = 5  # Rounds: how often each kind of step is timed
@@ -59,7 +59,7 @@ def benchmark_plan(
     quick: bool = False,  # Small sizes?
     batch: int = None,  # Images a step; by default 64, and 8 of the large model on a CPU
 ) -> BenchmarkPlan:
-    "The paper's base model and the world's, at sizes that suit the device"
+    "Plan a benchmark of the paper's base model and the world's, at sizes that suit the device"
     if batch is not None and batch < 1:
         raise ValueError(f'batch={batch}: at least 1 image a step')
     cpu = torch.device(device).type == 'cpu'
@@ -85,7 +85,7 @@ def mode_problem(
     mode: str,  # fp32, tf32, bf16, fp16 or compiled
     device: str | torch.device,  # Where
 ) -> str:  # '' if it does
-    "Why the device does not support this kind of step"
+    "Explain why the device does not support this kind of step"
     device = torch.device(device)
     if mode not in _MODES:
         raise ValueError(f'mode {mode!r}: one of {", ".join(_MODES)}')
@@ -198,7 +198,7 @@ class _Steps:
 
 # %% ../../nbs/experiments/80_benchmark.ipynb #be9c000f
 def _memory(device, reset=False):
-    "The most bytes held since the last `reset`, and those held now: by tensors on a GPU, by the process on a CPU"
+    "Measure peak bytes since the last `reset` and bytes now: of tensors on a GPU, of the process on a CPU"
     if torch.device(device).type == 'cuda':
         if reset:
             torch.cuda.reset_peak_memory_stats(device)
@@ -230,7 +230,7 @@ def _free(device):
 
 
 def _reason(e):
-    "An error in a few words"
+    "Describe an error in a few words"
     return ' '.join(f'{type(e).__name__}: {e}'.split())[:160]
 
 # %% ../../nbs/experiments/80_benchmark.ipynb #be9c0011
@@ -256,7 +256,7 @@ def matrix_rate(
     n: int = 2048,  # Side of the matrices
     repeats: int = 5,  # Repetitions; the best one counts
 ) -> float:  # Floating-point operations a second
-    "What the device does in a large matrix product: 2 n^3 operations over the shortest time"
+    "Measure the rate of a large matrix product: 2 n^3 operations over the shortest time"
     kind = dict(bf16=torch.bfloat16, fp16=torch.float16).get(mode, torch.float32)
     a, b = (torch.randn(n, n, device=device).to(kind) for _ in range(2))
     best = math.inf
@@ -385,7 +385,7 @@ def measure_operations(
     steps: int = 3,  # Steps that are watched
     max_operations: int = 8,  # Operations that are listed
 ) -> list:  # A dict for each: share of all time, milliseconds a step, calls a step
-    "The operations that take the longest, views included, and whether they are arithmetic"
+    "Find the operations that take the longest, views included, and tell whether they are arithmetic"
     kind = _Steps(recipe, mode, device)
     kind.run(2)
     cuda = torch.device(device).type == 'cuda'
@@ -503,7 +503,7 @@ def _model_text(name, m):
 def benchmark_text(
     result: dict,  # What `benchmark` gave
 ) -> str:  # Markdown
-    "The tables"
+    "Format the results as tables"
     rates = ', '.join(f'{m} {r / 1e12:.3g}' for m, r in result['matrix'].items())
     head = (
         f'{result["name"]} ({result["device"]}), {result["threads"]} threads of {result["cores"]} cores. Matrix '

@@ -38,7 +38,7 @@ def caption(
     warn: callable = None,  # Called with what is wrong with an image; by default the line goes to standard error
     plugins: Sequence[FilePath] = (),  # Python files of the run that may be imported, since you trust them
 ) -> list:  # The captions, in order; None for an image that cannot be read
-    "One sentence for each image; a `ValueError` if not one of them can be read"
+    "Write one sentence for each image; raise a `ValueError` if none of them can be read"
     if not images:
         raise ValueError('IMAGE is missing: name at least one image file')
     model = open_run(run, which, plugins=plugins)

@@ -23,7 +23,7 @@ from ..reports.run_report import read_results
 
 # %% ../../nbs/experiments/60_comparisons.ipynb #1bf3c015
 def _redrawn(line):
-    "The rows of a line that hold redraws"
+    "Collect the rows of a line that hold redraws"
     tables = [table for table in line['numbers'].values() if isinstance(table, list)]
     return [row for table in tables for row in table if isinstance(row, dict) and row.get('draws')]
 
@@ -88,7 +88,7 @@ def t975(
 
 # %% ../../nbs/experiments/60_comparisons.ipynb #af3c6803
 class Difference(NamedTuple):
-    "How much one variant is ahead of another, and the two spreads that the interval is made of"
+    "The lead of one variant over another, and the two spreads that its interval is made of"
 
     diff: float  # Mean over seeds
     half: float  # Half of its 95 % interval
@@ -141,7 +141,7 @@ def metric_rows(
 
 # %% ../../nbs/experiments/60_comparisons.ipynb #7e1e05e8
 def _check_same(what, values):
-    "A `ValueError` unless all values are equal"
+    "Raise a `ValueError` unless all values are equal"
     if len(found := set(values)) > 1:
         raise ValueError(f'{what} differ ({", ".join(map(str, sorted(found)))}): these runs cannot be compared')
 

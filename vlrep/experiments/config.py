@@ -19,14 +19,14 @@ from ..models.resnet_names import RESNETS
 
 # %% ../../nbs/experiments/10_config.ipynb #1f33728a
 def _kinds(hint):
-    "The plain types that the annotation `hint` allows"
+    "List the plain types that the annotation `hint` allows"
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         return [k for h in typing.get_args(hint) for k in _kinds(h)]
     return [typing.get_origin(hint) or hint]
 
 
 def _word(s):
-    "A number if `s` looks like one, else the text"
+    "Convert `s` to a number if it looks like one, else return the text"
     for f in (int, float):
         try:
             return f(s)
@@ -94,14 +94,14 @@ def override(
     recipe: object,  # A frozen dataclass
     pairs: list,  # Texts `field=value`
 ) -> object:  # A changed copy
-    "`recipe` with the fields named in `pairs` set"
+    "Return `recipe` with the fields named in `pairs` set"
     return override_all([recipe], pairs)[0]
 
 # %% ../../nbs/experiments/10_config.ipynb #463b1c27
 def recipe_dict(
     recipe: object,  # A dataclass of plain values
 ) -> dict:  # What JSON can hold
-    "The fields of `recipe` as plain values, tuples as lists"
+    "Return the fields of `recipe` as plain values, tuples as lists"
     return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(recipe).items()}
 
 
@@ -125,7 +125,7 @@ def get_recipe(
     method: str,  # One of `METHODS`
     name: str,  # One of the method's recipes
 ) -> MethodRecipe:  # Its frozen dataclass
-    "The recipe `name` of `method`"
+    "Return the recipe `name` of `method`"
     recipes = METHODS[method].recipes
     if name not in recipes:
         raise did_you_mean(f'recipe of {method}', name, recipes)
@@ -136,7 +136,7 @@ def recorded_recipe(
     facts: dict,  # From `read_run_facts`
     path: 'FilePath',  # The file, for messages
 ) -> MethodRecipe:
-    "The recipe that a run was trained with, checked; a `ValueError` names the file"
+    "Return the recipe that a run was trained with, checked; raise a `ValueError` that names the file"
     name = facts['method']
     if name not in METHODS:
         raise did_you_mean(f'method in {path}', name, METHODS)
@@ -150,7 +150,7 @@ def recipe_lines(
     method: str = None,  # One of `METHODS`; all of them by default
 ) -> list:  # Lines of equal columns: method, recipe, paper or small, backbone, image size, steps and batch,
     # libraries that can open it
-    "One line for each recipe"
+    "Describe each recipe in one line"
     rows = []
     for m in [method] if method else METHODS:
         for name, r in METHODS[m].recipes.items():

@@ -30,7 +30,7 @@ from ..training.run_folder import Run
 
 # %% ../../nbs/experiments/40_evaluate_trained.ipynb #fe606b04
 def _shared(splits, log, maximum=20_000):
-    """How many of the test photos, and how many of their captions, also occur in the training set
+    """Count the test photos, and their captions, that also occur in the training set
 
     None for large training sets, where this would take too long
     """
@@ -49,7 +49,7 @@ def _shared(splits, log, maximum=20_000):
 
 # %% ../../nbs/experiments/40_evaluate_trained.ipynb #085ee81a
 def _still(dataset, what, least, run, log):
-    "The photos that can be read; a `ValueError` with advice if too many have become unreadable since the run began"
+    "Keep the photos that can be read; raise a `ValueError` with advice if too many have become unreadable"
     text = []
     good = readable(dataset, text.append)
     for s in text[:5]:
@@ -72,7 +72,7 @@ _ADVICE = {
 
 
 def _log(run, log):
-    "The rows of the run's log; [] if it is damaged, since the evaluations do not depend on it"
+    "Read the rows of the run's log; [] if it is damaged, since the evaluations do not depend on it"
     try:
         return run.log()
     except ValueError as e:
@@ -111,7 +111,7 @@ def _of_training(run, recipe, splits, learn, log):
 
 
 def _weights_of(info, log):
-    "The file of a run's initial weights, if there was one and it is still there, unchanged"
+    "Return the file of a run's initial weights, if there was one and it is still there, unchanged"
     path = info.get('weights_file')
     if path and not (Path(path).is_file() and weights_digest(path) == info.get('weights')):
         log(f'{path}: the file of the initial weights is gone or has changed; they are not evaluated')
@@ -120,7 +120,7 @@ def _weights_of(info, log):
 
 # %% ../../nbs/experiments/40_evaluate_trained.ipynb #f11a0b05
 def _figures(context, samples):
-    "What the evaluations and the method add to the report: part -> contents"
+    "Collect what the evaluations and the method add to the report: part -> contents"
     shown = dict(captions=[])
     can = context.model.capabilities
     parts = [
@@ -163,12 +163,12 @@ def baseline_facts(
     data: dict,  # `name` of the dataset
     options: object,  # Its sizes
 ) -> dict:  # As `stored_run` compares them
-    "All facts that the rows of a baseline in the transfer table depend on, except the seed"
+    "Collect all facts that the rows of a baseline in the transfer table depend on, except the seed"
     return dict(recipe=asdict(recipe), data=dict(name=data['name'], **{k: getattr(options, k) for k in _SIZES}))
 
 
 def _supervised_baseline(recipe, info, options):
-    "The kept run of the supervised baseline that can be shown with this run, by name; {} if it must be trained"
+    "Return, by name, the kept run of the supervised baseline to show with this run; {} if it must be trained"
     if not getattr(options, 'baselines', False) or options.train_supervised or type(recipe) is SupervisedRecipe:
         return {}
     if info.get('backbone') or info.get('weights_file') or info.get('accumulate', 1) > 1:
@@ -187,7 +187,7 @@ def measure(
     stages: Stages,  # Times what is done here
     log: callable = print,  # Called with lines for the screen
 ) -> tuple:  # Numbers for result.jsonl, samples for the report
-    "All automatic evaluations of a trained model that fit it and its dataset"
+    "Run all automatic evaluations of a trained model that fit it and its dataset"
     info = run.info
     samples = {}
     nets = {}

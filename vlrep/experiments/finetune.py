@@ -56,12 +56,12 @@ _GRID = dict(width=256, depth=2)
 
 
 def _tokenizer(run):
-    "The tokenizer of a run, or None if its method uses no text"
+    "Load the tokenizer of a run, or None if its method uses no text"
     return Tokenizer.load(run.part('tokenizer.model')) if (run / 'tokenizer.model').exists() else None
 
 
 def _first_body(run, recipe, which):
-    "The model of a pretrained run, if it can `fuse`, or its backbone with a text encoder; and which of the two"
+    "Load a pretrained run's model if it can `fuse`, else its backbone; and tell which of the two it is"
     weights = run.weights(which)
     name = f'{run.path}, checkpoint {which}'
     model = run_model(run, recipe, weights, name)
@@ -74,7 +74,7 @@ def _first_body(run, recipe, which):
 
 
 def _same_body(run, recipe, tokenizer, weights, name):
-    "A body of the shape of that in a fine-tuned run, and what it can do"
+    "Return a body of the shape of that in a fine-tuned run, and its capabilities"
     if run.info['finetune']['grid_and_text']:
         visual = initial_backbone(recipe, run.info.get('backbone'))
         return GridAndText(visual, tokenizer, **_GRID, seed=run.info['seed']), dict(backbone=visual)
@@ -84,7 +84,7 @@ def _same_body(run, recipe, tokenizer, weights, name):
 
 
 def _regions(recipe, folder=None, width=None):
-    """How a recipe reads regions: grid, boxes or files; and a reader for batches, or None
+    """Return how a recipe reads regions: grid, boxes or files; and a reader for batches, or None
 
     `width`: of the features that the model reads, if it is known
     """
@@ -101,7 +101,7 @@ def _regions(recipe, folder=None, width=None):
 
 # %% ../../nbs/experiments/75_finetune.ipynb #b89967fa
 def _fast_reader(reader, recipe, body, splits, dist):
-    "The same reader, or one that caches the regions, if the recipe has `cache_regions`"
+    "Return the same reader, or one that caches the regions if the recipe has `cache_regions`"
     if body is None or not getattr(recipe, 'cache_regions', False):
         return reader
     reader = reader or RegionReader('grid')
@@ -125,7 +125,7 @@ def _model(body, plan, task, labels, seed):
 
 
 def _labels_of(run):
-    "The label of each output of a fine-tuned run; a `ValueError` names the file"
+    "Read the label of each output of a fine-tuned run; raise a `ValueError` that names the file"
     labels = read_json(run.part('labels.json'))
     if not has_type(labels, list[str]):
         raise ValueError(f'{run / "labels.json"}: {brief(labels)}: expected {type_words(list[str])}')
@@ -197,7 +197,7 @@ def _examples(spec, side, log, max_corrupt):
 
 
 def _labels(spec, train):
-    "The labels: those of a file, those of the data, or those of the task"
+    "Return the labels: those of a file, else those of the data, else those of the task"
     if spec.labels_file:
         return read_labels(spec.labels_file)
     task = TASKS[spec.task]
@@ -206,7 +206,7 @@ def _labels(spec, train):
 
 
 def _with_targets(task, splits, labels, log):
-    "The examples with targets; what is lost is logged"
+    "Give the examples their targets; log what is lost"
     out = {s: d.with_targets(labels, lambda a: task.score(a, labels), task.closed) for s, d in splits.items()}
     for d in out.values():
         if line := d.lost_line():
@@ -239,7 +239,7 @@ _PLACES = 'run', 'which', 'root', 'labels_file', 'region_files'  # Of a specific
 
 
 def _finetuning_facts(job, source, **more):
-    "All that determines a fine-tuning bit for bit, or is needed to open it; `source`: the pretrained run"
+    "Collect all that determines a fine-tuning bit for bit or is needed to open it; `source`: pretrained run"
     info = source.info
     spec = job.spec
     own = {k: v for k, v in spec.facts().items() if k not in _PLACES}
@@ -254,7 +254,7 @@ def _finetuning_facts(job, source, **more):
 
 
 def _check_same(run, facts):
-    "A `ValueError` if the run would not be resumed as it began"
+    "Raise a `ValueError` if the run would not be resumed as it began"
     recorded = {k: run.info.get(k) for k in facts}
     recorded['world_size'] = recorded['world_size'] or 1
     if recorded['world_size'] != facts['world_size']:
@@ -268,7 +268,7 @@ def _check_same(run, facts):
 
 # %% ../../nbs/experiments/75_finetune.ipynb #166acaef
 def _has_result(run, log):
-    "Is there nothing left to do?"
+    "Tell whether there is nothing left to do"
     try:
         found = bool(run.results())
     except ValueError:
@@ -392,7 +392,7 @@ def _finetune(job, source, out=None, old=None):
 
 # %% ../../nbs/experiments/75_finetune.ipynb #b7e2349a
 def _train(job, setup, run):
-    "The learner, trained to the end; a `TrainingInterrupted` if a signal came before"
+    "Train the learner to the end; raise a `TrainingInterrupted` if a signal came before"
     spec = job.spec
     main = job.dist.is_main
     with job.catch_signals(run) as stop:
@@ -486,7 +486,7 @@ def _task_table(job, setup, run):
 
 # %% ../../nbs/experiments/75_finetune.ipynb #99c41617
 def _begun_with(info, recipe, tokenizer):
-    "The weights of the body before fine-tuning; a `ValueError` if the run they are from is gone or has changed"
+    "Load the body's weights before fine-tuning; raise a `ValueError` if their run is gone or has changed"
     ft = info['finetune']
     source = open_run_folder(ft['run'])
     which = int(ft['which']) if str(ft['which']).isdecimal() else ft['which']
@@ -500,7 +500,7 @@ def _begun_with(info, recipe, tokenizer):
 
 
 def _drift(job, setup, run):
-    "How far full fine-tuning moved the attention; none with a frozen body, and where the initial weights are gone"
+    "Measure how far full fine-tuning moved the attention; [] for a frozen body or without the initial weights"
     if job.spec.plan.frozen:
         return []
     try:
@@ -515,7 +515,7 @@ def _drift(job, setup, run):
 # %% ../../nbs/experiments/75_finetune.ipynb #41b8ae5a
 @dataclass(frozen=True)
 class _Setup:
-    "What is trained, on what"
+    "The model to fine-tune, its examples, and the facts of the run"
 
     model: FinetuneModel
     parts: dict  # Split -> examples with targets

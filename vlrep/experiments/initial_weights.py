@@ -23,7 +23,7 @@ def with_backbone(
     weights: FilePath = None,  # As for `initial_backbone`
     log: Callable = None,  # As for `initial_backbone`
 ) -> Method:  # The same method if neither is given
-    "A method that starts with another backbone or other weights"
+    "Return the method starting with another backbone or other weights"
     if backbone is None and weights is None:
         return method
 
@@ -36,7 +36,7 @@ def with_backbone(
 def has_backbone(
     file: FilePath,  # model.safetensors of a checkpoint
 ) -> bool:
-    "Does the model in a checkpoint have a backbone?"
+    "Tell whether the model in a checkpoint has a backbone"
     with safe_open(str(file), 'pt') as f:
         return any(k.startswith('visual.') for k in f.keys())
 

@@ -32,7 +32,7 @@ from ..training.test_photos import TEST_PHOTOS
 
 # %% ../../nbs/experiments/55_job.ipynb #e38d6c59
 def commit() -> str:  # Short hash, with + if files were changed since; '' if this is not a working copy
-    "The version of the code that runs"
+    "Return the version of the running code"
     here = Path(sys.modules['vlrep'].__file__)
 
     def git(*a):
@@ -48,7 +48,7 @@ def commit() -> str:  # Short hash, with + if files were changed since; '' if th
 
 
 def processor() -> str:
-    "The name of the processor, or of the GPU"
+    "Return the name of the processor, or of the GPU"
     if torch.cuda.is_available():
         return torch.cuda.get_device_name()
     f = Path('/proc/cpuinfo')
@@ -69,7 +69,7 @@ def run_folder(
     data: str,  # One of `DATASETS`
     method: str,  # One of `METHODS`
 ) -> Path:  # It holds no run
-    "The folder of a new run"
+    "Choose the folder of a new run"
     check_out(out)
     if out is not None:
         return Path(out)
@@ -89,7 +89,7 @@ def remove_if_empty(
     fresh: bool = True,  # Was it made for this?
     log: Callable = print,  # Called with how to resume, if the disk or a process failed
 ) -> Iterator[None]:
-    "If the body fails before the first checkpoint, leave no run behind, so that the same folder can be tried again"
+    "Remove the run if the body fails before the first checkpoint, so that the same folder can be tried again"
     try:
         yield
     except TooManyDamaged as e:  # the run stays: it can go on with another limit
@@ -137,7 +137,7 @@ class Job:
 
     @property
     def learner_precision(self) -> str:
-        "What the learner is made with, see `vlrep.training.precision.learner_precision`"
+        "Return the precision to make the learner with, see `vlrep.training.precision.learner_precision`"
         chosen = self.spec.precision != 'auto' and not self.resumed
         return learner_precision(self.precision, self.device, chosen)
 
@@ -158,7 +158,7 @@ class Job:
         self,
         plugins: list,  # The Python files that define the run's method or its data
     ) -> dict:
-        "What decides the bits of a run besides its specification"
+        "Collect what decides the bits of a run besides its specification"
         return dict(
             precision=self.precision,
             threads=torch.get_num_threads(),
@@ -195,7 +195,7 @@ class Job:
         self,
         open_run: Callable,  # Makes a new run, or locks the one that is resumed; called in the first process
     ) -> Iterator[Run]:
-        "The run's folder: the first process writes there, the others read"
+        "Open the run's folder: the first process writes there, the others read"
         run = open_run() if self.dist.is_main else None
         path = self.dist.objects(run and str(run.path.resolve()))[0]
         run = run or open_run_folder(path)
@@ -208,7 +208,7 @@ class Job:
         self,
         run: Run,  # Named by the `TrainingInterrupted` that leaves the body
     ) -> Iterator[object]:
-        "What a signal asks for while the body trains, see `vlrep.training.interrupts.signals`"
+        "Record what a signal asks for while the body trains, see `vlrep.training.interrupts.signals`"
         # torchrun passes a signal on that its processes may have had already
         with catch_signals(2.0 if self.dist.world_size > 1 else 0.0) as stop:
             try:
@@ -244,7 +244,7 @@ def resumed_line(
     step: int,  # From `resume_training`
     alone: bool,  # Is the best checkpoint the only one?
 ) -> str:
-    "The line of the log that says from where a run is resumed"
+    "Write the log line that says from where a run is resumed"
     if not step:
         return 'no checkpoint: beginning anew'
     return f'resuming from step {step}' + (', that of the best checkpoint: there is no other' if alone else '')

@@ -38,7 +38,7 @@ def trusted_run(
 def method_of(
     run: Run,  # From `open_run_folder`
 ) -> Method:
-    "The method of a run; a `ValueError` names the file if there is none of this name"
+    "Return the method of a run; raise a `ValueError` that names the file if the method is unknown"
     name = run.info['method']
     if name not in METHODS:
         raise did_you_mean(f'method in {run / "recipe.json"}', name, METHODS)
@@ -48,7 +48,7 @@ def method_of(
 def recipe_of(
     run: Run,  # From `open_run_folder`
 ) -> MethodRecipe:  # The recipe that the run was trained with
-    "The recipe in `recipe.json`, checked; a `ValueError` names the file"
+    "Return the recipe in `recipe.json`, checked; raise a `ValueError` that names the file"
     return recorded_recipe(run.info, run / 'recipe.json')
 
 
@@ -56,7 +56,7 @@ def tokenizer_of(
     run: Run,  # From `open_run_folder`
     recipe: MethodRecipe,  # Its recipe
 ) -> Tokenizer:  # None for a method that has none, or a recipe that reads no text
-    "The tokenizer of a run"
+    "Load the tokenizer of a run"
     method = method_of(run)
     if not method.tokenizer:
         return None

@@ -35,7 +35,7 @@ def recipe_name(
     name: str,  # A recipe's name; None stands for the default
     data: str,  # One of `DATASETS`
 ) -> str:  # One of `METHODS[method].recipes`
-    "The name of the recipe to use"
+    "Choose the name of the recipe to use"
     recipes = METHODS[method].recipes
     if name in recipes:
         return name
@@ -54,7 +54,7 @@ def missing_annotations(
 
 # %% ../../nbs/experiments/20_options.ipynb #0fb62175
 def _with_shape(recipe, backbone, names):
-    "The recipe with the depth and the width of a ResNet by name; other networks have none"
+    "Set a recipe's depth and width to those of a named ResNet; leave it unchanged for other networks"
     if both := names & {'visual_depth', 'visual_width'}:
         raise ValueError(f'--{min(both).replace("_", "-")}: --backbone {backbone} decides it')
     if '/' in backbone:
@@ -73,7 +73,7 @@ def resolve_options(
     *,
     backbone: str = None,  # A name for `named_backbone`, such as resnet18
 ) -> tuple:  # Recipe and sizes, as changed
-    "The parsed options; a `ValueError` names the option that is wrong"
+    "Resolve recipe and sizes; raise a `ValueError` that names the option that is wrong"
     one_of('--data', data, DATASETS)
     one_of('--method', method, METHODS)
     if dataclasses is None:

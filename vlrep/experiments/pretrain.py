@@ -44,7 +44,7 @@ from ..training.trackers import tracker as make_tracker
 
 # %% ../../nbs/experiments/65_pretrain.ipynb #c3429898
 def _pretraining_facts(job, method, spec, plugins, old):
-    "All that determines the result of a run bit for bit, except the images"
+    "Collect all that determines the result of a run bit for bit, except the images"
     facts = {**spec.facts(), **job.facts(plugins)}
     file = facts.pop('weights_file')
     del facts['root']
@@ -54,12 +54,12 @@ def _pretraining_facts(job, method, spec, plugins, old):
 
 
 def _longer(run, facts):
-    "Is it a finished run that is to go on to more steps?"
+    "Tell whether a run is finished and is to go on to more steps"
     return facts['recipe']['steps'] > run.recipe['steps'] and not run.unfinished()
 
 
 def _compare(run, facts, inexact):
-    "How the facts differ from those in the folder; a `ValueError` if that is not excused"
+    "List how the facts differ from those in the folder; raise a `ValueError` if that is not allowed"
     recorded = {k: run.info.get(k) for k in facts}
     recorded['world_size'] = recorded['world_size'] or 1
     lines = differences(recorded, facts)
@@ -93,7 +93,7 @@ def _record_changes(run, facts, inexact, log):
 
 # %% ../../nbs/experiments/65_pretrain.ipynb #e6395e17
 def _initial_weights(spec, facts, old, at):
-    "The file of the backbone's initial weights; for a resumed run its own checkpoint, if the backbone is in there"
+    "Return the file of the backbone's initial weights; when resuming, the checkpoint if it has the backbone"
     file = spec.weights_file
     if file is None or not old:
         return file
@@ -108,7 +108,7 @@ def _initial_weights(spec, facts, old, at):
 
 
 def _new_schedule(run, learn, step):
-    "What happens to the learning rate of a finished run that goes on to more steps"
+    "Describe what happens to the learning rate of a finished run that goes on to more steps"
     factor = getattr(getattr(learn, 'schedule', None), 'factor', None)
     rate = f': at step {step} the learning rate is {factor(step):.2f} of its peak' if factor else ''
     return (
@@ -131,7 +131,7 @@ def _continue(learn, run, at, regroup, inexact, log):
 
 
 def _completed(path, log):
-    "Is the run complete? If only its report is missing, it is written; a `ValueError` names a damaged result"
+    "Tell whether the run is complete, writing a missing report; raise a `ValueError` for a damaged result"
     run = open_run_folder(path)
     missing = run.missing()
     if run.unfinished() and not missing:
@@ -165,7 +165,7 @@ def _finish(job, run, splits, learn):
 
 # %% ../../nbs/experiments/65_pretrain.ipynb #78454666
 def _tokenizer(run, method, recipe, splits):
-    "The tokenizer of a run: the saved one, or one trained on its texts"
+    "Load the saved tokenizer of a run, or train one on its texts"
     # else the file may be incomplete
     begun = run.saved() or (run / 'best').is_dir() or 'tokenizer.model' in run.info.get('parts', {})
     if begun and (run / 'tokenizer.model').exists():
@@ -187,7 +187,7 @@ def _check_data(method, spec, splits, log):
 
 # %% ../../nbs/experiments/65_pretrain.ipynb #f98a9435
 def _first_line(job, spec, splits, method):
-    "What is about to be trained, in words"
+    "Describe what is about to be trained"
     parts = [
         f'{spec.method} on {spec.data}: {len(splits["train"]):,} images to learn from, {spec.recipe.steps:,} '
         f'steps of {spec.recipe.bs}'
@@ -201,7 +201,7 @@ def _first_line(job, spec, splits, method):
 
 
 def _open_parts(job, spec, method, old, inexact):
-    "The training, validation and test set of a run"
+    "Open the training, validation and test set of a run"
     with job.stages('photos' if DATASETS[spec.data].root_help else spec.data), job.dist.main_first():
         splits = open_splits(
             method,
@@ -245,7 +245,7 @@ def _open_run(job, spec, facts, notes, plugins, out, old):
 
 # %% ../../nbs/experiments/65_pretrain.ipynb #4b819bd2
 def _train(job, run, method, splits, facts, *, old, at, inexact):
-    "The learner, trained to the end; a `TrainingInterrupted` if a signal came before"
+    "Train the learner to the end; raise a `TrainingInterrupted` if a signal came before"
     spec = job.spec
     log = job.log
     main = job.dist.is_main

@@ -32,7 +32,7 @@ from ..models.timm_torchvision import named_backbone, weights_digest
 def find_photos(
     folder: FilePath,  # Where the photos are, in folders of any depth
 ) -> list:  # Their paths below it, sorted, with /
-    "The image files below a folder; a `ValueError` if there is none"
+    "List the image files below a folder; raise a `ValueError` if there is none"
     folder = Path(folder)
     if not folder.is_dir():
         raise ValueError(f'{folder}: no such folder with photos')
@@ -93,7 +93,7 @@ def write_regions(
 
 # %% ../../nbs/experiments/72_region_files.ipynb #a7c01e30
 def _few_damaged(bad, limit, photos, folder):
-    "A `TooManyDamaged` if more photos are damaged than the limit allows"
+    "Raise a `TooManyDamaged` if more photos are damaged than the limit allows"
     if len(bad) > limit:
         raise TooManyDamaged(
             f'{folder}: {len(bad)} of {len(photos)} photos cannot be read, at most {limit} may be so '
@@ -102,7 +102,7 @@ def _few_damaged(bad, limit, photos, folder):
 
 
 def _there(store, folder, photos, about, log):
-    "The store that is complete already; a `ValueError` if it has other photos or was made in another way"
+    "Check and return the existing store; raise a `ValueError` if it has other photos or was made differently"
     if store.about != about:
         raise ValueError(f'{store.folder}: is there already, made by {brief(store.about, 200)}; choose a new folder')
     if lost := [p for p in photos if p not in store.left_out and store.row(p) < 0]:
@@ -159,7 +159,7 @@ def _class_names(given, n, known, who):
 
 # %% ../../nbs/experiments/72_region_files.ipynb #a7c01e31
 def _source(by, *, model, backbone, weights, max_regions, size, which, device, classes, log):
-    "The function that extracts regions, and how the store describes it"
+    "Return the function that extracts regions, and how the store describes it"
     if by == 'detector':
         net, names = load_detector(model, weights or 'DEFAULT')
         names = _class_names(
@@ -196,7 +196,7 @@ def _source(by, *, model, backbone, weights, max_regions, size, which, device, c
 def tensors_digest(
     state: dict,  # Name -> tensor
 ) -> str:  # 16 hexadecimal digits
-    "A hash of the weights of a network"
+    "Hash the weights of a network"
     h = hashlib.sha256()
     for k, v in state.items():
         h.update(k.encode() + v.detach().cpu().contiguous().numpy().tobytes())
@@ -204,7 +204,7 @@ def tensors_digest(
 
 # %% ../../nbs/experiments/72_region_files.ipynb #67720013
 def _converted(folder, out, classes, max_corrupt, **kw):
-    "A published store, converted; `classes` are counted or named"
+    "Convert a published store; `classes` are counted or named"
     names = [] if classes is None or str(classes).isdecimal() else read_labels(classes, '--classes')
     n = len(names) or int(classes or 0)
     max_regions = 0.0 if max_corrupt is None else lambda n: corrupt_limit(n, max_corrupt)

@@ -239,7 +239,7 @@ def dry_run(
 
 # %% ../../nbs/experiments/50_sanity_checks.ipynb #d0854ad5
 def _plan_lines(n, options):
-    "The plan in words"
+    "Describe the plan in lines of text"
     micro_batches = '' if n['at_a_time'] == n['bs'] else f', {n["at_a_time"]} at a time'
     where = 'on the GPU, all tensors' if torch.cuda.is_available() else 'the whole process'
     after = (
@@ -264,7 +264,7 @@ def lowest_loss(
     batch: dict,  # The batch
     steps: int = 300,  # Steps of Adam
 ) -> float:  # Total / count
-    "The lowest possible loss of this batch: that of outputs that are optimised directly, without a network"
+    "Find the lowest possible loss of this batch by optimising the outputs directly, without a network"
     free = {
         k: v.detach().float().clone().requires_grad_()
         for k, v in out.items()
@@ -331,7 +331,7 @@ def _same_view(method, recipe, splits, n, tokenizer, *, data, steps, max_corrupt
 
 
 def _usual(method, recipe, data, steps):
-    "How the steps compare with those of the reference runs, for the end of a line; '' if there are none"
+    "Compare the steps with those of the reference runs, for the end of a line; '' if there are none"
     if METHODS.get(method.name) is not method:
         return ''
     verdict = overfit_verdict(dict(method=method.name, recipe=recipe_dict(recipe), data=dict(name=data)), steps)

@@ -28,7 +28,7 @@ _LIMITS = dict(threads=(1, 512), accumulate=(1, 10**6), workers=(0, 256), save_e
 
 
 def _check_numbers(spec):
-    "A `ValueError` names the first number of a specification that is out of its bounds"
+    "Raise a `ValueError` that names the first number of a specification that is out of its bounds"
     for name, (low, high) in _LIMITS.items():
         value = getattr(spec, name, None)
         if value is not None and not low <= value <= high:
@@ -58,7 +58,7 @@ def _full_path(path):
 
 
 def _check_root(data, root):
-    "A `ValueError` if a dataset needs files that are not there, or gets some that it does not need"
+    "Raise a `ValueError` if a dataset needs files that are not there, or gets some that it does not need"
     check_path('--root', root)
     if root is not None and not DATASETS[data].root_help:
         with_files = ', '.join(n for n, d in DATASETS.items() if d.root_help)
@@ -105,7 +105,7 @@ class RunSpec:
         changes: Sequence[str] = (),  # Texts `field=value` for the recipe or the options of the dataset
         **given,  # Other fields: root, seed, precision, threads, accumulate, backbone, weights_file
     ) -> 'RunSpec':
-        "A changed copy; a `ValueError` names the option that is wrong"
+        "Return a changed copy; raise a `ValueError` that names the option that is wrong"
         if 'root' in given:
             _check_root(self.data, given['root'])
             given['root'] = _full_path(given['root'])
@@ -122,7 +122,7 @@ class RunSpec:
         return replace(self, recipe=recipe, options=options, **given)
 
     def facts(self) -> dict:  # What JSON can hold
-        "The specification as `recipe.json` keeps it"
+        "Return the specification as `recipe.json` keeps it"
         remaining = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ('recipe', 'data', 'options')}
         return dict(remaining, recipe=recipe_dict(self.recipe), data=dict(name=self.data, **recipe_dict(self.options)))
 
@@ -139,7 +139,7 @@ def run_spec(
     weights_file: FilePath | None = None,  # Initial weights: a file, or a run folder, whose backbone is taken
     **more,  # seed, precision, threads, accumulate, see `RunSpec`
 ) -> RunSpec:
-    "The specification of a run; a `ValueError` names the option that is wrong"
+    "Make the specification of a run; raise a `ValueError` that names the option that is wrong"
     one_of('--method', method, METHODS)
     one_of('--data', data, DATASETS)
     name = recipe_name(method, name, data)
@@ -195,7 +195,7 @@ class FinetuneSpec:
         changes: Sequence[str] = (),  # Texts `field=value` for the plan or the sizes of the data
         **given,  # Other fields
     ) -> 'FinetuneSpec':
-        "A changed copy; a `ValueError` names the option that is wrong"
+        "Return a changed copy; raise a `ValueError` that names the option that is wrong"
         check_path('--root', given.get('root'))
         if given.get('root') and not TASKS[self.task].source(self.data).root_help:
             raise ValueError(f'--root {given["root"]}: --data {self.data} needs no files')
@@ -213,7 +213,7 @@ class FinetuneSpec:
         return replace(self, plan=check_fields(override(base, rest)), options=options, **given)
 
     def facts(self) -> dict:  # What JSON can hold
-        "The specification as `recipe.json` keeps it under `finetune`"
+        "Return the specification as `recipe.json` keeps it under `finetune`"
         aside = 'plan', 'options', 'seed', 'precision', 'threads', 'accumulate'
         remaining = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in aside}
         return dict(remaining, plan=recipe_dict(self.plan), sizes=self.options and recipe_dict(self.options))
@@ -237,7 +237,7 @@ def finetune_spec(
     root: FilePath | None = None,  # Where the photos and questions are
     **more,  # which, labels_file, region_files, seed, precision, threads, accumulate, see `FinetuneSpec`
 ) -> FinetuneSpec:
-    "The specification of a fine-tuning; a `ValueError` names the option that is wrong"
+    "Make the specification of a fine-tuning; raise a `ValueError` that names the option that is wrong"
     if task is None:
         raise ValueError(f'--task is missing: one of {", ".join(TASKS)}')
     one_of('--task', task, TASKS)
@@ -261,7 +261,7 @@ def check_damage(
 
 @dataclass(frozen=True)
 class Runtime:
-    "What may change between two starts of a run, since it does not change the result"
+    "The settings that may change between two starts of a run, since they do not change the result"
 
     workers: int = 0  # Processes that load images in advance
     save_every: int = 0  # Steps between checkpoints within an epoch; 0: only at its end
@@ -293,7 +293,7 @@ def recorded_options(
     facts: dict,  # From `read_run_facts`
     path: FilePath,  # The file, for messages
 ) -> object:  # Sizes of its parts
-    "The options of the dataset that a run was trained on, checked"
+    "Return the options of the dataset that a run was trained on, checked"
     one_of(f'data in {path}', facts['data']['name'], DATASETS)
     kind = type(DATASETS[facts['data']['name']].options)
     try:
@@ -343,7 +343,7 @@ def recorded_spec(
     run: FilePath,  # A run folder
     plugins: Sequence[FilePath] = (),  # Python files of the run that may be imported, since you trust them
 ) -> RunSpec | FinetuneSpec:
-    "The specification of a run, as its `recipe.json` keeps it"
+    "Read the specification of a run from its `recipe.json`"
     facts = trusted_facts(run, plugins)
     path = Path(run) / 'recipe.json'
     return _recorded_finetuning(facts, path) if 'finetune' in facts else _recorded_pretraining(facts, path)
@@ -352,7 +352,7 @@ def recorded_spec(
 def recorded_runtime(
     run: FilePath,  # A run folder
 ) -> Runtime:
-    "How a run was started, as its `recipe.json` keeps it"
+    "Read from `recipe.json` how a run was started"
     facts = read_run_facts(run)
     try:
         return Runtime(**{k: facts[k] for k in ('workers', 'save_every', 'max_corrupt') if k in facts})

@@ -51,7 +51,7 @@ def shared_tag_mask(
     threshold: float = 2,  # Number of tags that must be shared (MCT sec. 3.1, 4.1)
     strict: bool = True,  # Must more than `threshold` be shared? Else `threshold` is enough
 ) -> Tensor:  # bool (b,n)
-    "Which images of the queue count as positives"
+    "Mark the images of the queue that share enough tags to count as positives"
     shared = tags.float() @ others.float().T
     return shared > threshold if strict else shared >= threshold
 

@@ -67,7 +67,7 @@ class Method:
         recipe: MethodRecipe,  # With `vocab`
         train: 'ImageTextDataset',  # The texts that are learned from
     ) -> 'Tokenizer':  # None for a method that reads no words
-        "The tokenizer, trained on the texts that the method reads"
+        "Train the tokenizer on the texts that the method reads"
         return self.tokenizer and self.tokenizer(recipe, train)
 
     def collator(
@@ -75,7 +75,7 @@ class Method:
         recipe: MethodRecipe,  # With `max_len`
         tokenizer: 'Tokenizer',  # From `train_tokenizer`
     ) -> Callable:  # For `StatefulLoader(collate=...)`, or None
-        "The collate function, from rows of a dataset to the tensors beside the images of a batch"
+        "Make the collate function, from rows of a dataset to the tensors beside the images of a batch"
         return self.collate and self.collate(recipe, tokenizer)
 
 

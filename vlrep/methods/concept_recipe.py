@@ -105,7 +105,7 @@ def concept_photo_recipes(
     like: ConceptRecipe,  # A recipe with the small ResNet
     **changes,  # Fields that differ from `like`
 ) -> dict:  # Name -> recipe: flickr8k and flickr8k_small
-    "The recipes for a thousand photos: with a ResNet-18, and with the small network"
+    "Make the recipes for a thousand photos: with a ResNet-18, and with the small network"
     small = replace(like, size=64, min_count=5, steps=750, warmup=75, **changes)
     return dict(
         flickr8k=replace(small, visual_depth=18, visual_width=64, steps=500, warmup=50, cnn_lr=0.2),

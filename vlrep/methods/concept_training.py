@@ -28,7 +28,7 @@ def recipe_normalisation(
     recipe: ConceptRecipe,  # With `normalise`
     dataset: 'ImageTextDataset',  # What is learned from
 ) -> str:  # nfkd or nfkc
-    "How captions are normalised before words are taken from them"
+    "Decide how captions are normalised before words are taken from them"
     if recipe.normalise != 'auto' or dataset.captions is None:
         return recipe.normalise.replace('auto', 'nfkd')
     return choose_normalisation(dataset.captions.flat())[0]
@@ -39,7 +39,7 @@ def recipe_words(
     dataset: 'ImageTextDataset',  # With captions
     how: str = None,  # As for `normalise`; by default `recipe_normalisation`
 ) -> ConceptSet:
-    "The concept words of a training set; a `ValueError` if there are none, or fewer than `top_k`"
+    "Choose the concept words of a training set; a `ValueError` if there are none, or fewer than `top_k`"
     if dataset.captions is None:
         raise ValueError(f'{dataset.name}: has no captions, from which concepts are taken')
     how = how or recipe_normalisation(recipe, dataset)
@@ -57,7 +57,7 @@ def recipe_targets(
     kind: str = 'postag',  # postag, cluster, lda or label
     vectors: callable = None,  # As for `cluster_targets`
 ) -> 'ConceptTargets':
-    "The targets of images; a `ValueError` if no image has one"
+    "Make the targets of images; a `ValueError` if no image has one"
     lengths = recipe.min_tokens, recipe.max_tokens
     how = recipe_normalisation(recipe, dataset)
     if kind == 'postag':
@@ -89,7 +89,7 @@ def concept_optimizer(
 def concept_schedule(
     recipe: ConceptRecipe,  # `schedule`, `steps`, `warmup`
 ) -> Callable:  # Steps done -> factor of the learning rates
-    "A cosine, or a tenth of the rates after 80 and after 90 % of the steps; either after a warm-up"
+    "Make a schedule with a warm-up: a cosine, or rates divided by 10 after 80 and after 90 % of the steps"
     if recipe.schedule == 'cosine':
         return partial(warmup_cosine, total=recipe.steps, warmup=recipe.warmup)
     return partial(step_decay, drops=[round(f * recipe.steps) for f in (0.8, 0.9)], warmup=recipe.warmup)
@@ -99,7 +99,7 @@ def concept_backbone(
     recipe: ConceptRecipe,  # With `net`
     seed: int = 0,  # Of its initial weights
 ) -> nn.Module:
-    "The recipe's backbone; a `ValueError` if it is for VGG16, which has to be given"
+    "Make the recipe's backbone; a `ValueError` if it is for VGG16, which has to be given"
     if recipe.net == 'vgg16':
         raise ValueError('net=vgg16: this recipe is for VGG16, add --backbone torchvision/vgg16 (or --set net=resnet)')
     return make_backbone(recipe.visual_depth, recipe.visual_width, seed)
@@ -151,7 +151,7 @@ def frozen_features(
     visual: nn.Module,  # A backbone
     images: torch.Tensor,  # Normalised images (b,3,H,W)
 ) -> torch.Tensor:  # (b,c,h,w)
-    "The grid of a frozen backbone; its gradients are 0 and not None, as averaging over processes requires"
+    "Compute the grid of a frozen backbone, whose gradients are 0, not None, as averaging over processes needs"
     with torch.no_grad():
         grid = visual(images)
     return grid + 0 * sum(p.sum() for p in visual.parameters() if p.requires_grad)

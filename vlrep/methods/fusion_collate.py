@@ -124,7 +124,7 @@ def generate_captions(
 
 # %% ../../nbs/methods/06_fusion_collate.ipynb #774b367b
 def _written(recipe, dataset):
-    "The generated captions of the images"
+    "Generate captions of the images with a model, or read them from a file"
     path = Path(recipe.generated)
     if path.is_dir():
         captions = generate_captions(path, dataset)
@@ -142,7 +142,7 @@ def source_texts(
     recipe: FusionInput,  # With `source`
     dataset: ImageTextDataset,  # Images with what the source reads
 ) -> TextBuffer:  # For each image its texts, pairs with `MARK` between
-    "The texts of each image; a `ValueError` names an image without one"
+    "Return the texts of each image; a `ValueError` names an image without one"
     if recipe.source == 'questions':
         return _asked(dataset)
     if recipe.source == 'generated':
@@ -157,7 +157,7 @@ def corpus(
     recipe: FusionInput,  # With `source`
     dataset: ImageTextDataset,  # Images
 ) -> ImageTextDataset:  # The same images, with all texts as captions
-    "A dataset whose captions are all texts of its images: of the source, captions, questions, answers, statements"
+    "Make all texts of a dataset's images captions: the source's, captions, questions, answers, statements"
     texts = source_texts(recipe, dataset)
     out = []
     for i, r in enumerate(dataset):
@@ -184,7 +184,7 @@ def auxiliary_corpus(
     recipe: FusionInput,  # With `source` and `aux_scenes`
     train: ImageTextDataset,  # The training set
 ) -> ImageTextDataset:  # Images, with all texts as captions
-    "The texts of `auxiliary_images`; those of scenes that are always the same do not depend on the source"
+    "Collect the texts of `auxiliary_images`; those of fixed scenes do not depend on the source"
     if recipe.aux_scenes:
         recipe = replace(recipe, source='captions', generated='')
     return corpus(recipe, auxiliary_images(recipe, train))
@@ -221,7 +221,7 @@ class FusionCollator(CaptionCollator):
         self.reader = RegionReader(recipe.regions, recipe.region_files or None, recipe.max_regions)
 
     def with_captions(self, source: ImageTextDataset) -> ImageTextDataset:
-        "The same images, with the texts of the recipe's source as captions"
+        "Return the same images, with the texts of the recipe's source as captions"
         for known, new in self._known:
             if known is source:
                 return new
@@ -230,20 +230,20 @@ class FusionCollator(CaptionCollator):
         return new
 
     def check(self, source: ImageTextDataset) -> None:
-        "A `ValueError` if an image has no text, or no regions"
+        "Raise a `ValueError` if an image has no text, or no regions"
         self.with_captions(source)
         self.reader(source, [0])
 
     def all_texts(self, source: ImageTextDataset) -> TextBuffer:
-        "As `CaptionCollator.all_texts`"
+        "Return all texts of the images, as `CaptionCollator.all_texts` does"
         return self.with_captions(source).captions
 
     def uncut(self, texts: list) -> list:
-        "As `CaptionCollator.uncut`, for pairs of texts"
+        "Encode texts and pairs of texts without truncation, as `CaptionCollator.uncut` does"
         return uncut_pairs(self.tokenizer, texts)
 
     def lengths(self, source: ImageTextDataset, *args) -> np.ndarray:
-        "As `CaptionCollator.lengths`"
+        "Measure each row's text in bytes, as `CaptionCollator.lengths` does"
         return super().lengths(self.with_captions(source), *args)
 
     def pairs(self, source: ImageTextDataset, rows: np.ndarray, when: int | str, seed: int, flip: np.ndarray) -> tuple:
@@ -272,7 +272,7 @@ class FusionCollator(CaptionCollator):
         rows: np.ndarray,  # Which of them (b,)
         flip: np.ndarray,  # Which are mirrored (b,) bool
     ) -> dict:  # As `RegionReader`
-        "The regions of some images, or what the model needs to make them"
+        "Return the regions of some images, or what the model needs to make them"
         for known, cache in self._cached:
             if known is source:
                 return cache(rows, flip)
@@ -286,7 +286,7 @@ class FusionCollator(CaptionCollator):
         seed: int,  # Of the run
         flip: np.ndarray,  # Which are mirrored (b,) bool
     ) -> dict:  # `tokens`, `lengths`, `segments`, `salt`, and the regions'
-        "A text of each image, and its regions"
+        "Collate a text of each image, and its regions"
         rows = np.asarray(rows)
         first, second = self.pairs(source, rows, when, seed, flip)
         out = encode_pairs(self.tokenizer, list(first), second, self.max_len)
@@ -297,7 +297,7 @@ class FusionCollator(CaptionCollator):
 # %% ../../nbs/methods/06_fusion_collate.ipynb #1f37ea6c
 @patch
 def without_cache(self: FusionCollator) -> FusionCollator:
-    "A collator like this one that takes regions from no cache"
+    "Make a collator like this one that takes regions from no cache"
     new = copy(self)
     new._cached = []
     return new
@@ -312,14 +312,14 @@ def fusion_collator(
 
 # %% ../../nbs/methods/06_fusion_collate.ipynb #d6797fe3
 def _store(recipe):
-    "The store of regions that the recipe names, or None"
+    "Open the store of regions that the recipe names; None if it names none"
     return RegionStore(recipe.region_files) if recipe.regions == 'files' and recipe.region_files else None
 
 
 def check_region_store(
     recipe: FusionInput,  # With `regions`, `region_files`, `region_width`
 ) -> None:
-    "A `ValueError` if the store has features of another width than the recipe's, before a BERT is loaded"
+    "Raise a `ValueError` if the store's features differ in width from the recipe's, before a BERT is loaded"
     if recipe.region_width and (store := _store(recipe)):
         store.expect_width(
             recipe.region_width,
@@ -356,7 +356,7 @@ def check_fusion(
     data: str,  # Name of the dataset
     accumulate: int = 1,  # Not used
 ) -> list:  # Lines
-    "How many texts there are; a `ValueError` where an image has no text or no regions"
+    "Make log lines on texts and regions; a `ValueError` where an image has no text or no regions"
     from vlrep.datasets.base import DATASETS  # here, so that opening a run imports no dataset
 
     if recipe.aux_scenes and 'domain_shift' not in DATASETS[data].test_annotations:

@@ -23,7 +23,7 @@ from ..training.learner import MicroBatchLoader
 
 # %% ../../nbs/methods/10_fusion_method.ipynb #42719b63
 def _whole(view):
-    "A view like this one that shows all of the image; a random crop stays one"
+    "Make a view like this one that shows all of the image; a random crop stays one"
     crops = isinstance(view, TrainTransform) and view.scale[0] < 1
     if crops or not isinstance(view, (TrainTransform, EvalTransform)):
         return view
@@ -58,7 +58,7 @@ def fusion_views(recipe: FusionRecipe, dls: DataLoaders) -> DataLoaders:
 def fusion_held_out_view(
     recipe: FusionRecipe,  # `size`
 ) -> EvalTransform:
-    "All of an image"
+    "Make the view that shows all of an image"
     return _whole(EvalTransform(recipe.size))
 
 # %% ../../nbs/methods/10_fusion_method.ipynb #77fe3903
@@ -67,7 +67,7 @@ def masked_counts(
     model: FusionModel,  # What is masked is decided by its shares
     batch: dict,  # With `tokens`, `lengths`, `salt`, and `images` or `region_counts`
 ) -> dict:  # words, and regions if they are masked -> how many are masked ()
-    "How many samples each term of the loss has over a batch"
+    "Count the samples that each term of the loss has over a batch"
     h = model.heads
     salt = batch['salt']
     _, want = mask_words(batch['tokens'], batch['lengths'], salt, model.tokenizer, h.share)
@@ -95,7 +95,7 @@ def check_fusion_data(
     data: str,  # Name of the dataset
     accumulate: int = 1,  # Not used
 ) -> list:  # Lines
-    "As `check_fusion`; a `ValueError` also where a test image has no regions, if the evaluation needs them"
+    "Check as `check_fusion` does; a `ValueError` also if a test image lacks regions that evaluation needs"
     from vlrep.datasets.base import DATASETS  # here, so that opening a run imports no dataset
 
     lines = check_fusion(recipe, splits, data)

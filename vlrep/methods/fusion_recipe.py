@@ -175,7 +175,7 @@ class FusionRecipe(FusionInput):
             yield 'frozen_stages, layer_decay, activation_checkpointing: the backbone of the regions is frozen as it is'
 
     def _layers(self) -> str:
-        "The error if the text-to-text sublayers are not as many as the layers of the BERT that initialises them"
+        "Return an error if text-to-text sublayers differ in number from the layers of the BERT they start from"
         if self.sublayers in ('', *PRESETS) or self.bert != 'small' or self.start != 'bert':
             return
         if (n := text_sublayers(self.sublayers)) != self.depth:
@@ -185,7 +185,7 @@ class FusionRecipe(FusionInput):
             )
 
     def _schedule(self) -> str:
-        "The check of the warm-up; none for a recipe of no steps"
+        "Check the warm-up, unless the recipe has no steps"
         if self.steps:
             return MethodRecipe._schedule(self)
 
@@ -193,7 +193,7 @@ class FusionRecipe(FusionInput):
 def small_bert_sizes(
     recipe: FusionRecipe,  # With bert=small
 ) -> SimpleNamespace:  # `depth`, `heads`, `width`, `hidden`, dropout and norm, as of a BERT
-    "The sizes of the small BERT that a recipe trains, to check sublayers before it exists"
+    "Return the sizes of the small BERT that a recipe trains, to check sublayers before it exists"
     r = recipe
     return SimpleNamespace(
         depth=r.depth,
@@ -211,7 +211,7 @@ def sublayer_problem(
     recipe: FusionRecipe,  # With `sublayers`
     config: 'Callable',  # (recipe, sizes of a BERT) -> `FusionConfig`
 ) -> str:  # '' if they fit, or if the sizes of the BERT are not known yet
-    "The error message for a list of sublayers that does not fit the other sizes"
+    "Return the error message for a list of sublayers that does not fit the other sizes"
     if not recipe.sublayers or recipe.bert != 'small':
         return ''
     bert = small_bert_sizes(recipe)
@@ -232,7 +232,7 @@ def sublayer_problem(
 def fusion_needs(
     recipe: FusionInput,  # Any
 ) -> frozenset:  # Annotations
-    "The annotations that the dataset must have"
+    "Return the annotations that the dataset must have"
     text = 'questions' if recipe.source == 'questions' else 'captions'
     learns = recipe.region_model == 'small' and not recipe.aux_scenes  # the categories of the data's boxes
     return frozenset([text, *(['boxes'] if recipe.regions == 'boxes' and (learns or not recipe.region_files) else [])])
@@ -241,7 +241,7 @@ def fusion_needs(
 def fusion_wants(
     recipe: FusionInput,  # Any
 ) -> frozenset:  # Annotations
-    "The annotations that are read if the dataset has them"
+    "Return the annotations that are read if the dataset has them"
     texts = {'captions', 'questions', 'statements'} if recipe.bert == 'small' else set()
     return frozenset(texts | ({'counterpart'} if recipe.source in ('web', 'generated') else set()))
 
@@ -251,7 +251,7 @@ def paper_recipes(
     name: str,  # Of the method
     bs: int = 896,  # Texts a step on questions and on CC (tab. A.1: 1024 for ViLBERT)
 ) -> dict:  # Name -> recipe
-    "The recipes of tab. A.1, of the released configs, and of a randomly initialised encoder"
+    "Make the recipes of tab. A.1, of the released configs, and of a randomly initialised encoder"
     base = replace(base, region_width=2048)
     web = replace(base, source='web', bs=bs)
     # tab. 2, app. C

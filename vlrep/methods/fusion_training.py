@@ -51,7 +51,7 @@ def fusion_loss(
 
 # %% ../../nbs/methods/09_fusion_training.ipynb #0af5a1a4
 def _bert(recipe, loader, seed):
-    "The recipe's BERT: one by name, or a small one that is trained on all texts of the dataset"
+    "Load the recipe's BERT, or train a small one on auxiliary texts; with start=random its weights are random"
     r = recipe
     tokenizer = loader.tokenizer
     if r.bert != 'small':
@@ -81,14 +81,14 @@ def fusion_backbone(
     recipe: FusionRecipe,  # `regions`, `region_model`
     seed: int = 0,  # Of its initial weights
 ) -> nn.Module:  # None if the regions are from files, or from a network that learns from the dataset's boxes
-    "The backbone whose grid the regions are from"
+    "Make the backbone whose grid the regions are from, or None if there is none"
     if recipe.regions == 'files' or recipe.region_model != 'given':
         return None
     return make_backbone(recipe.visual_depth, recipe.visual_width, seed)
 
 
 def _region_encoder(recipe, visual, train):
-    "The region encoder: for stored features, around a backbone, or trained on the boxes of some images"
+    "Make the region encoder: for stored features, around a backbone, or trained on the boxes of some images"
     r = recipe
     if r.regions == 'files':
         if visual is not None:
@@ -113,7 +113,7 @@ def _region_encoder(recipe, visual, train):
 
 
 def _same_region_encoder(recipe, visual, sizes):
-    "A region encoder of the same shape, whose weights are loaded afterwards"
+    "Make a region encoder of the same shape, whose weights are loaded afterwards"
     r = recipe
     if r.regions == 'files':
         return RegionEncoder(None, 'files', width=sizes['region_width'], classes=sizes['classes'])
@@ -131,7 +131,7 @@ def _linear_decay(step, total, warmup):
 def fusion_schedule(
     recipe: FusionRecipe,  # `schedule`, `steps`, `warmup`
 ) -> Callable:  # Steps done -> factor of the learning rates
-    "A cosine or a linear decay, after a warm-up"
+    "Make a schedule: a cosine or a linear decay, after a warm-up"
     factor = warmup_cosine if recipe.schedule == 'cosine' else _linear_decay
     # without steps nothing is trained, and nothing scheduled
     return partial(factor, total=recipe.steps or 1, warmup=recipe.warmup if recipe.steps else 0)
@@ -147,7 +147,7 @@ def fusion_build_inputs(
     dls: DataLoaders,  # From `loaders`, with the collator of the method
     seed: int,  # Of what is random
 ) -> dict:  # `bert`, `regions`, `seed`, and with `standardize` the `features` of some regions
-    "What the model takes from the training set or from files: a BERT, and a network for regions, which is cached"
+    "Make the BERT and the region encoder that the model starts from; cache regions if the recipe says so"
     r = recipe
     TokenIds.of(dls.train.tokenizer, 'fusion models')
     bert = _bert(r, dls.train, seed)
@@ -174,7 +174,7 @@ def fusion_sizes(
     regions: RegionEncoder,  # From `fusion_build_inputs`
     **build_inputs,  # Not used
 ) -> dict:  # `tokens`; `bert`, fields of `BertConfig`; of regions `region_width` and `classes`
-    "The sizes of the model"
+    "Return the sizes that are needed to build the model"
     tokens = asdict(TokenIds.of(loader.tokenizer, 'fusion models'))
     return dict(tokens=tokens, bert=asdict(bert.config), region_width=regions.width, classes=regions.classes)
 
@@ -190,7 +190,7 @@ def build_fusion(
     features: Tensor = None,  # Of some regions, whose scale is measured
     seed: int = 0,  # Of what is random
 ) -> FusionModel:
-    "A fusion model with the sublayers and heads of a method"
+    "Build a fusion model with the sublayers and heads of a method"
     r = recipe
     if bert is None:
         bert = Bert(BertConfig(**sizes['bert']))
@@ -225,5 +225,5 @@ def fusion_optimizer(
 def fusion_capabilities(
     model: FusionModel,  # Any
 ) -> dict:  # Name -> function
-    "The capabilities of the model, see `vlrep.models.pretrained`; the backbone of its regions is not trained"
+    "Return the model's capabilities, see `vlrep.models.pretrained`; no backbone, as it is not trained"
     return dict(fuse=model.fuse, fill_mask=model.fill_mask, regions=model.regions)

@@ -34,12 +34,12 @@ def caption_sizes(
     loader: StatefulLoader,  # Of the training set, with a tokenizer
     **build_inputs,  # Not used
 ) -> dict:  # `tokens`: fields of `TokenIds`
-    "The sizes of a model that reads captions"
+    "Return the sizes of a model that reads captions"
     return dict(tokens=asdict(TokenIds.of(loader.tokenizer, type(recipe).__name__.removesuffix('Recipe'))))
 
 
 def no_sizes(recipe: MethodRecipe, loader: StatefulLoader, **build_inputs) -> dict:
-    "The sizes of a model that depends on its recipe alone: none"
+    "Return no sizes, for a model that depends on its recipe alone"
     return {}
 
 
@@ -85,7 +85,7 @@ def recipe_backbone(
     recipe: MethodRecipe,  # `visual_depth`, `visual_width`
     seed: int = 0,  # Of its initial weights
 ) -> nn.Module:
-    "The ResNet of a recipe, with random weights"
+    "Make the ResNet of a recipe, with random weights"
     return make_backbone(recipe.visual_depth, recipe.visual_width, seed)
 
 
@@ -97,7 +97,7 @@ def same_views(recipe: MethodRecipe, dls: DataLoaders) -> DataLoaders:
 def central_view(
     recipe: MethodRecipe,  # `size`
 ) -> EvalTransform:
-    "The middle of an image"
+    "Make the view that shows the middle of an image"
     return EvalTransform(recipe.size)
 
 # %% ../../nbs/methods/12_learner.ipynb #5a3c7e20
@@ -105,7 +105,7 @@ def recipe_text_encoder(
     recipe: MethodRecipe,  # `width`, `depth`, `heads`, `dropout`, `norm`, `max_len`, `init`
     ids: TokenIds,  # Of the texts
 ) -> TextEncoder:
-    "The text encoder of a recipe, with random weights"
+    "Make the text encoder of a recipe, with random weights"
     r = recipe
     std = r.init if r.init == 'fan_in' else float(r.init)
     kw = dict(norm=r.norm, max_len=r.max_len, pad=ids.pad, std=std)
@@ -122,7 +122,7 @@ def make_learner(
     *,
     cbs: list | tuple = (),  # More callbacks
 ) -> BatchLearner:  # Train it with `fit_steps(recipe.steps)`; `sizes`: as `method.sizes` gives them
-    "A learner that trains a method's model from its initial weights"
+    "Make a learner that trains a method's model from its initial weights"
     dls = method.views(recipe, dls)
     if visual is None:
         visual = method.backbone(recipe, seed)

@@ -33,7 +33,7 @@ class BertName:
         name: str,  # The field
         value: str,  # A text
     ) -> str:  # '' if it is allowed
-        "The error message for `value`; whether such a BERT exists is checked only when it is opened"
+        "Return the error message for `value`; whether such a BERT exists is checked only when it is opened"
         odd = value != value.strip() or not re.match(r'[\w./~\\]', value)
         return f'{name}={value!r}: must be {self}' if odd else ''
 
@@ -81,7 +81,7 @@ UnitInterval = UnitInterval
 # %% ../../nbs/methods/00_recipe.ipynb #a06d964e
 @dataclass(frozen=True, kw_only=True)
 class ViewFields:
-    "How images are cropped, coloured and mirrored in training, with VirTex's values (sec. 3; code)"
+    "Options for cropping, colour jitter and mirroring in training, with VirTex's values (sec. 3; code)"
 
     size: ImageSize = 224  # Side of the input images
     scale_min: Fraction = 0.2  # Random crops keep at least this part of the area
@@ -119,7 +119,7 @@ class MethodRecipe(ViewFields):
             raise ValueError(problem)
 
     def problems(self) -> 'Iterator[str]':
-        "The error message of each check, or None; methods add checks of their own"
+        "Yield the error message of each check, or None; methods add checks of their own"
         yield self._schedule()
         yield self._backbone()
         yield self._heads()
@@ -163,7 +163,7 @@ class MethodRecipe(ViewFields):
             return f'compile={self.compile}: compiled code already recomputes; leave activation_checkpointing out'
 
     def network(self) -> tuple:  # Its name; (depth, width), or None if it is no ResNet of this library
-        "The backbone; recipes for VGG16 have a field `net`, and are run with `--backbone torchvision/vgg16`"
+        "Name the backbone; recipes for VGG16 have a field `net`, and are run with `--backbone torchvision/vgg16`"
         if getattr(self, 'net', 'resnet') == 'vgg16':
             return 'torchvision/vgg16', None
         return f'ResNet-{self.visual_depth}, width {self.visual_width}', (self.visual_depth, self.visual_width)
@@ -193,6 +193,6 @@ def photo_recipes(
     name: str = 'flickr8k',  # Their names are `name` and `name_small`
     **changes,  # Fields that differ from `like`
 ) -> dict:  # Name -> recipe
-    "The recipes for a thousand photos: with a ResNet-18, and with the small network"
+    "Make the recipes for a thousand photos: with a ResNet-18, and with the small network"
     small = replace(like, **_at64, **changes)
     return {name: replace(small, **_r18), f'{name}_small': small}

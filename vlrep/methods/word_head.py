@@ -20,7 +20,7 @@ def words_in(
     vocab: int,  # Number of tokens v
     first: int = 5,  # Smaller ids are special, and no words
 ) -> Tensor:  # 1 where a token occurs, else 0, float32 (b,v)
-    "Which words each caption has"
+    "Mark the words that each caption has"
     out = torch.zeros(len(tokens), vocab, device=tokens.device).scatter_(1, tokens, 1.0)
     out[:, :first] = 0
     return out
@@ -48,7 +48,7 @@ def idf_weights(
     words: Tensor,  # 1 where a token occurs, else 0 (b,v)
     idf: Tensor,  # From `idf` (v,)
 ) -> Tensor:  # Sums to 1, or is 0 where no word counts (b,v)
-    "The target distribution: the share of each word"
+    "Compute the target distribution: the share of each word in the idf of its caption"
     y = words * idf
     return y / y.sum(1, keepdim=True).clamp(min=1e-12)
 
@@ -82,7 +82,7 @@ class BagOfWordsHead:
         self,
         tokens: Tensor,  # Captions (b,s)
     ) -> Tensor:  # ()
-        "How many captions have a word that counts: the samples of the head's loss"
+        "Count the captions that have a word that counts: the samples of the head's loss"
         return (self._shares(tokens) > 0).any(1).sum()
 
     def _shares(self, tokens):
@@ -93,7 +93,7 @@ def loader_idf(
     loader: 'StatefulLoader',  # Its dataset has captions in memory, and its `tokens` is the tokenizer
     texts: 'TextBuffer' = None,  # What is read in place of the captions, such as narratives
 ) -> Tensor:  # 0 for special tokens (v,)
-    "How rare each token is in the captions of a loader; a `ValueError` if they cannot be counted"
+    "Compute how rare each token is in the captions of a loader; a `ValueError` if they cannot be counted"
     captions = texts if texts is not None else getattr(loader.source, 'captions', None)
     if captions is None or not hasattr(captions, 'flat'):
         raise ValueError(
@@ -119,6 +119,6 @@ def word_term(
     out: dict,  # Of a model: with `words`, `target_words` and `word_weight`, or without, as in validation
     like: Tensor,  # The total of another term
 ) -> LossTerm:  # It counts images
-    "The head's part of a loss; it counts no image where the model gave no `words`"
+    "Return the head's part of a loss; it counts no image where the model gave no `words`"
     t, m = word_loss(out['words'], out['target_words']) if 'words' in out else (torch.zeros(()), 0)
     return LossTerm(out.get('word_weight', 0.0), t.to(like), m)

@@ -35,7 +35,7 @@ _low = 2**32 - 1  # the lower half of a key: the n-gram; the upper: whose
 
 
 def _find(keys, what):
-    "Where each of `what` stands in the sorted `keys`, and whether it is there at all"
+    "Find the position of each of `what` in the sorted `keys`, and whether it is there at all"
     if not len(keys):
         return np.zeros(len(what), int), np.zeros(len(what), bool)
     at = np.searchsorted(keys, what).clip(max=len(keys) - 1)
@@ -43,7 +43,7 @@ def _find(keys, what):
 
 
 def _ngrams(word, lengths, tables, longest=4):
-    "For n = 1, 2, ...: sorted keys (whose sentence, which n-gram) and how often; missing `tables` are made"
+    "Count n-grams for n = 1, 2, ...: sorted keys (sentence, n-gram) and counts; extend `tables` if too short"
     sent = np.repeat(np.arange(len(lengths)), lengths)
     left = lengths.cumsum()[sent] - np.arange(len(word)) if len(word) else sent
     at = np.arange(len(word))
@@ -228,7 +228,7 @@ def _lcs(a, b):
 
 
 def _square(word, lengths, which, fill):
-    "The texts `which` as rows, filled up with `fill`"
+    "Return the texts `which` as rows, padded with `fill`"
     start = lengths.cumsum() - lengths
     i = np.arange(max(int(lengths[which].max()), 1))
     at = np.minimum(start[which, None] + i, max(len(word) - 1, 0))

@@ -22,7 +22,7 @@ def cell_cover(
     mask: Tensor,  # Where the thing is, bool (n,H,W)
     grid: int | tuple,  # Cells a side, or (h,w)
 ) -> Tensor:  # Part of each cell that the mask covers, 0 to 1 (n,h,w)
-    "A mask at the resolution of a grid, whatever the two sizes are"
+    "Resample a mask to the resolution of a grid, whatever the two sizes are"
     if mask.ndim != 3 or not all(mask.shape[1:]):
         raise ValueError(f'mask {tuple(mask.shape)} must be (n,H,W), with at least 1 pixel')
     h, w = (grid, grid) if isinstance(grid, int) else grid
@@ -32,7 +32,7 @@ def cell_cover(
 
 # %% ../../nbs/metrics/30_pointing_game.ipynb #0a448dd4
 def _checked(maps, masks):
-    "`maps` in float32, if the shapes fit and there is nothing that cannot be compared"
+    "Return `maps` in float32; a `ValueError` if the shapes do not fit or a value is not finite"
     if maps.ndim != 3 or masks.ndim != 3 or len(maps) != len(masks):
         raise ValueError(f'maps {tuple(maps.shape)} and masks {tuple(masks.shape)} must be (n,h,w) and (n,H,W)')
     if not all((*maps.shape[1:], *masks.shape[1:])):
@@ -48,7 +48,7 @@ def pointing_hits(
     maps: Tensor,  # The attention map of each query; any scale (n,h,w)
     masks: Tensor,  # Where the thing is, bool (n,H,W)
 ) -> Tensor:  # 1 if the pixel under the centre of the strongest cell is in the mask, else 0; ties: their mean (n,)
-    "The pointing game (Zhang et al. 2016), without its tolerance of some pixels"
+    "Score maps in the pointing game (Zhang et al. 2016), without its tolerance of some pixels"
     maps = _checked(maps, masks)
     (h, w), (H, W) = maps.shape[1:], masks.shape[1:]
     y, x = ((2 * torch.arange(k, device=masks.device) + 1) * K // (2 * k) for k, K in ((h, H), (w, W)))

@@ -89,7 +89,7 @@ def correct(
     scores: 'np.ndarray|torch.Tensor|list',  # A score for each class (n,c)
     labels: 'np.ndarray|torch.Tensor|list',  # The right class (n,)
 ) -> np.ndarray:  # 1. where the highest score is the right class, else 0. (n,)
-    "Which items are classified correctly"
+    "Tell which items are classified correctly"
     scores = _array(scores, 'scores')
     labels = _array(labels, 'labels')
     if scores.ndim != 2 or labels.shape != scores.shape[:1]:

@@ -19,7 +19,7 @@ from ..core.registry import did_you_mean
 # %% ../../nbs/metrics/40_retrieval.ipynb #a44f1bf9
 @dataclass(frozen=True)
 class Ranks:
-    "Where the best right candidate of each query stands, ties included"
+    "The rank of the best correct candidate of each query, with ties counted"
 
     above: np.ndarray  # Wrong candidates that are better (q,)
     tied: np.ndarray  # Wrong candidates that are equal (q,)
@@ -38,7 +38,7 @@ class Ranks:
         self,
         k: int,  # How many candidates are looked at
     ) -> np.ndarray:  # From 0 to 1 (q,)
-        "How probable it is that a right candidate is among the first `k`; a `ValueError` if there are not so many"
+        "Compute the probability of a right candidate among the first `k`; a `ValueError` if `k` is out of range"
         if not 1 <= k <= self.n:
             raise ValueError(f'k={k}: there are {self.n} candidates, take from 1 to {self.n}')
         miss = np.ones(len(self))
@@ -57,7 +57,7 @@ def _unit(x, what):
 
 
 def _pair_scores(images, captions, owner, chunk):
-    "The cosine of each caption with its image (m,), and the best of each image (n,)"
+    "Compute the cosine of each caption with its image (m,), and the best of each image (n,)"
     pair = [
         (_unit(images[owner[a : a + chunk]], 'images') * _unit(captions[a : a + chunk], 'captions')).sum(1)
         for a in range(0, len(captions), chunk)
@@ -67,7 +67,7 @@ def _pair_scores(images, captions, owner, chunk):
 
 
 def _check_pairs(images, captions, owner):
-    "A `ValueError` says what does not fit"
+    "Raise a `ValueError` if images, captions and `owner` do not fit"
     if images.ndim != 2 or captions.ndim != 2 or images.shape[1] != captions.shape[1]:
         raise ValueError(
             f'images {tuple(images.shape)} and captions {tuple(captions.shape)} do not fit: expected '
@@ -88,7 +88,7 @@ def _check_pairs(images, captions, owner):
 
 # %% ../../nbs/metrics/40_retrieval.ipynb #cf2c12cf
 def _count(s, best, axis, tie):
-    "How many of the block `s` are better than `best`, and how many equal"
+    "Count the scores of the block `s` that are better than `best`, and those that are equal"
     d = s - best
     return (d > tie).sum(axis), (d.abs() <= tie).sum(axis)
 
@@ -100,7 +100,7 @@ def retrieval_ranks(
     chunk: int = 1024,  # Images, and captions, at a time
     tie: float = 1e-6,  # Cosines that differ by no more are equal
 ) -> dict:  # `i2t` and `t2i` -> `Ranks`
-    "The ranks in both directions; memory grows with n+m, not with n times m"
+    "Compute the ranks in both directions; memory grows with n+m, not with n times m"
     owner = torch.as_tensor(image_of).to(images.device).long()
     _check_pairs(images, captions, owner)
     pair, best = _pair_scores(images, captions, owner, chunk)
@@ -164,7 +164,7 @@ def median(
 
 # %% ../../nbs/metrics/40_retrieval.ipynb #5c7c9e76
 def _check_right(right, n):
-    "`right` as an array; a `ValueError` if it is empty, or no number of right ones among `n`"
+    "Return `right` as an array; a `ValueError` if it is empty, or a number is not from 1 to `n`"
     right = np.asarray(right)
     if not len(right):
         raise ValueError('right: not a single query')
@@ -207,7 +207,7 @@ def retrieval_folds(
     n: int,  # Images of the test set
     protocol: str = 'all',  # all; 1k or 5k: the first so many; 1k-folds: as many folds of 1000 as there are
 ) -> list:  # Rows of the images of each fold
-    "The images that are ranked among each other; a `ValueError` if there are too few"
+    "List the images of each fold, ranked among each other; a `ValueError` if there are too few"
     if protocol not in PROTOCOLS:
         raise did_you_mean('protocol', protocol, PROTOCOLS)
     size, folds = PROTOCOLS[protocol]

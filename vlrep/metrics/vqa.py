@@ -57,7 +57,7 @@ def answer_vocabulary(
     answers: 'Iterable[list]',  # Of each training question, what people answered
     size: int = 3129,  # How many answers at the most, `<unk>` included (VQA 2.0: 3129, VizWiz: 7371)
 ) -> list:  # `<unk>`, then answers by how many people gave them; equals in the order of the alphabet
-    "The most frequent answers"
+    "List `<unk>` and the most frequent answers"
     if size < 2:
         raise ValueError(f'size={size}: at least 2, one answer beside {UNKNOWN}')
     count = Counter(a for l in answers for a in map(normalise_answer, l) if a)

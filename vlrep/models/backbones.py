@@ -20,7 +20,7 @@ from ..core.seeding import seed_of
 
 # %% ../../nbs/models/10_backbones.ipynb #0ade2373
 def _layer(block, cin, cout, n, stride, *, group_width):
-    "`n` residual blocks, the first of them with `stride`"
+    "Make a stage of `n` residual blocks, the first of them with `stride`"
     wide = cout * block.expansion
     down = None
     if stride != 1 or cin != wide:
@@ -83,7 +83,7 @@ class Backbone(nn.Module):
                 nn.init.zeros_(m.bn2.weight)
 
     def _stages(self, images):
-        "The four grids in the precision they were computed in"
+        "Compute the four grids, in the precision that the convolutions compute in"
         if images.ndim != 4 or images.shape[1] != 3:
             raise ValueError(f'images: expected (batch, 3, height, width), got {tuple(images.shape)}')
         if not images.is_floating_point():
@@ -99,7 +99,7 @@ class Backbone(nn.Module):
         return self.maxpool(self.relu(self.bn1(self.conv1(images))))
 
     def _full(self, x):
-        "`x` in the precision of the weights, whatever the convolutions computed in"
+        "Cast `x` to the precision of the weights, whatever the convolutions computed in"
         return x.to(self.conv1.weight.dtype)
 
     def forward(
@@ -145,7 +145,7 @@ def _untracked(module):
 
 @patch
 def _run(self: Backbone, part, x):
-    "`part` of the network: the stem or a stage, its activations kept or, for the backward pass, computed again"
+    "Run `part`, the stem or a stage, with activations kept or recomputed in the backward pass"
     if not (self.activation_checkpointing and torch.is_grad_enabled()):
         return part(x)
     for block in part if isinstance(part, nn.Sequential) else [part]:

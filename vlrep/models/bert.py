@@ -50,7 +50,7 @@ _LAYER = {
 
 
 def _theirs(name):
-    "The names that transformers has for one of our parameters: one, or three for query, key and value"
+    "Return transformers' names for one of our parameters: one, or three for query, key and value"
     if name in _PARTS:
         return [_PARTS[name]]
     if m := re.fullmatch(r'layers\.(\d+)\.self_attn\.in_proj_(\w+)', name):
@@ -96,7 +96,7 @@ _USUAL = dict(model_type='bert', hidden_act='gelu', position_embedding_type='abs
 
 
 def _config(path):
-    "The sizes in a `config.json`; what is not in it has transformers' own default, which is BERT-base's"
+    "Read the sizes in a `config.json`; missing ones have transformers' defaults, those of BERT-base"
     got = read_json(path)
     if not isinstance(got, dict):
         raise ValueError(f'{path}: does not describe a BERT')
@@ -183,7 +183,7 @@ def load_bert(
 
 # %% ../../nbs/models/58_bert.ipynb #08f8779f
 def _downloaded(name, *files):
-    "The first of these files of a model on the Hugging Face hub, from its cache if it is there; None if there is none"
+    "Return the path to the first of a Hugging Face model's `files`, cached ones first; None if it has none"
     try:
         from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url, logging, try_to_load_from_cache
         from huggingface_hub.errors import EntryNotFoundError, HFValidationError, LocalEntryNotFoundError
@@ -301,7 +301,7 @@ def _first(tokenizer):
 
 
 def _usual(ids, tokenizer):
-    "The most frequent token of lists of ids, the special ones aside"
+    "Return the most frequent token in lists of ids, special tokens excluded"
     counts = torch.tensor([i for l in ids for i in l]).bincount(minlength=len(tokenizer))
     counts[: _first(tokenizer)] = 0
     return int(counts.argmax())
@@ -416,7 +416,7 @@ def _texts(dataset, validation):
 
 
 def _trained(dataset, tokenizer, config, plan, seed):
-    "A BERT trained on the captions of `dataset`, and its scores"
+    "Train a BERT on the captions of `dataset`, and score it"
     texts, validation = _texts(dataset, plan.validation)
     threads = torch.get_num_threads()
     samples = plan.steps * plan.bs

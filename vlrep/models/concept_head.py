@@ -59,6 +59,6 @@ class ConceptHead(nn.Module):
         self,
         grid: Tensor,  # From the backbone (b,c,h,w)
     ) -> Tensor:  # (b,k)
-        "A score for each concept"
+        "Compute a score for each concept"
         x = self.before(grid)
         return self.out(x.mean((2, 3)) if x.ndim == 4 else x)

@@ -63,7 +63,7 @@ def greedy(
 
 # %% ../../nbs/models/40_decoding.ipynb #a48836a6
 def _grow(tokens, score, size, done, logp, *, k, m, norm, eos, pad):
-    "The best `k` of every beam's `m` best continuations, and whose continuations they are; `logp` (b,beams,v)"
+    "Keep the best `k` of all beams' `m` best continuations, with their parents; `logp` (b,beams,v)"
     gain, word = logp.topk(min(m, logp.shape[-1]))
     m = gain.shape[-1]
     gain = gain.masked_fill(done[..., None], -torch.inf)
@@ -148,7 +148,7 @@ def beam(
 
 # %% ../../nbs/models/40_decoding.ipynb #67a6e10a
 def _nucleus(logits, p, temperature, u):
-    "One token for each row of scores (r,v), from the smallest set that holds `p`, at the quantile `u` (r,)"
+    "Sample a token for each row of scores (r,v) from the smallest set that reaches `p`, at quantile `u` (r,)"
     prob, word = (logits / temperature).softmax(-1).sort(dim=-1, descending=True, stable=True)
     mass = (prob * (prob.cumsum(-1) - prob < p)).cumsum(-1)
     pick = (mass <= u.to(mass)[:, None] * mass[:, -1:]).sum(-1, keepdim=True).clamp(max=logits.shape[1] - 1)
@@ -187,7 +187,7 @@ def nucleus(
 
 # %% ../../nbs/models/40_decoding.ipynb #28d28abb
 def _heads(m, x, lo, hi):
-    "`x` (b,n,d) through parts `lo` to `hi` of attention `m` (0 query, 1 key, 2 value) -> (hi-lo,b,heads,n,d/heads)"
+    "Project `x` (b,n,d) to parts `lo`:`hi` of `m` (0 query, 1 key, 2 value) -> (hi-lo,b,heads,n,d/heads)"
     b, n, d = x.shape
     bias = None if m.in_proj_bias is None else m.in_proj_bias[lo * d : hi * d]
     y = F.linear(x, m.in_proj_weight[lo * d : hi * d], bias)

@@ -35,7 +35,7 @@ _NAMES = {shape: name for name, shape in RESNETS.items()}
 def known_as(
     backbone: Backbone,  # Any
 ) -> tuple:  # torchvision's name for it, or None; depth, width
-    "What torchvision and timm call this architecture; None for one that only this library has"
+    "Return torchvision's and timm's name of an architecture, None if they lack it, with depth and width"
     if isinstance(backbone, NamedBackbone):
         raise ValueError(
             f'{backbone.name} is a network of another library already; the weights that it opens are '
@@ -59,7 +59,7 @@ _RENAMES = (
 def detectron2_state(
     state: dict,  # State of a `Backbone`
 ) -> dict:  # The same tensors, as detectron2 names them
-    "A backbone's weights in detectron2's names, without BatchNorm's counters"
+    "Rename a backbone's weights to detectron2's names, without BatchNorm's counters"
     out = {}
     for k, v in state.items():
         if k.endswith('num_batches_tracked'):
@@ -76,7 +76,7 @@ def detectron2_grid(
     w: dict,  # Weights in detectron2's names
     x: torch.Tensor,  # Normalised images (b,3,h,w)
 ) -> torch.Tensor:  # What detectron2 calls res5 (b,c,h/32,w/32)
-    "detectron2's ResNet in evaluation mode, straight from a dict of weights"
+    "Run detectron2's ResNet in evaluation mode, straight from a dict of weights"
 
     def conv(x, name, stride=1):
         y = F.conv2d(x, w[name + '.weight'], None, stride, w[name + '.weight'].shape[2] // 2)
@@ -130,7 +130,7 @@ def _note(backbone, to, mean, std, size):
 
 
 def _yaml(note, file):
-    "detectron2's config for these weights"
+    "Return detectron2's config for these weights as YAML"
     mean, std = ([round(255 * v, 6) for v in note[k]] for k in ('mean', 'std'))
     narrow = '    RES2_OUT_CHANNELS: 64\n' if note['depth'] < 50 else ''
     return (
@@ -182,7 +182,7 @@ def opening_lines(
     to: str,  # One of `LAYOUTS`
     folder: FilePath = '.',  # Where the files will be
 ) -> list:  # Lines of Python: they need the files in `folder`, and an image photo.jpg
-    "The lines with which another library opens an export and computes the features of a photo"
+    "Return the lines of code that open an export in another library and compute a photo's features"
     folder = Path(folder)
     name = note['architecture']
     file = folder / {'torchvision': f'{name}.pth', 'timm': 'model.safetensors', 'detectron2': f'{name}.pkl'}[to]
@@ -237,7 +237,7 @@ def _write(folder, to, state, note):
 
 
 def _torchvision_net(name, state):
-    "torchvision's network with these weights, up to its grid"
+    "Build torchvision's network with these weights, up to its grid, in float64"
     net = getattr(torchvision.models, name)(weights=None)
     net.fc = torch.nn.Identity()
     net.load_state_dict(state, strict=True)
@@ -248,7 +248,7 @@ def _torchvision_net(name, state):
 
 # %% ../../nbs/models/55_export.ipynb #bb09d227
 def _read(folder, to, name):
-    "The exported network as a function of pixels from 0 to 255, and the name of what read it"
+    "Read an exported network as a function of pixels from 0 to 255; return it and the name of its reader"
     scale = 255
     by = f'torchvision.models.{name}'
     if to == 'torchvision':

@@ -24,7 +24,7 @@ def plain_batches(
     bs: int = 256,  # Images at a time
     device: str | torch.device = 'cpu',  # Where they are computed
 ) -> 'Iterator[Tensor]':  # Yields float images (b,3,size,size)
-    "The images of `data` in their order, normalised, neither mirrored nor cropped at random"
+    "Yield batches of the images of `data` in order, normalised, neither mirrored nor randomly cropped"
     if not isinstance(data, ImageTextDataset):
         for batch in data:
             yield (batch if isinstance(batch, dict) else batch[0])['images'].to(device)
@@ -69,7 +69,7 @@ def pool_grid(
 
 # %% ../../nbs/models/60_features.ipynb #6d9d4b32
 def _watched(data, size, bs, device, label):
-    "`plain_batches` with a bar"
+    "Iterate over `plain_batches` with a progress bar"
     n = len(data) if hasattr(data, '__len__') else None  # batches may come from a generator
     return progress(
         plain_batches(data, size, bs, device), -(-n // bs) if isinstance(data, ImageTextDataset) else n, label

@@ -74,7 +74,7 @@ def _open(reals):
 
 # %% ../../nbs/models/59_fusion.ipynb #2cc51c4e
 class FusionLayer(nn.Module):
-    "One sublayer: attention along its pairs, then a feed-forward part, each added to its input and then normalised"
+    "One sublayer: attention along its pairs, then a feed-forward network, each with residual and LayerNorm"
 
     def __init__(
         self,

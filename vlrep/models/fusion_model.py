@@ -172,7 +172,7 @@ class FusionModel(nn.Module):
 
     @property
     def poolers(self) -> tuple:
-        "Which of `cls` and `last` a head may take: two poolers that are multiplied, or one of `last`, leave no choice"
+        "Return which of `cls` and `last` a head may take: both, unless pool_width or pool_token=last decides"
         if self.heads.pool_width:
             return ('cls',)
         return ('last',) if self.heads.pool_token == 'last' else ('cls', 'last')

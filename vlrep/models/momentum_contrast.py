@@ -80,14 +80,14 @@ class Queue(nn.Module):
 
     @property
     def active(self) -> Tensor:
-        "Which places hold one of the latest `size` keys (n,) bool"
+        "Mark the places that hold one of the latest `size` keys, staged ones excluded (n,) bool"
         n = len(self.ids)
         back = (self.pointer - 1 - torch.arange(n, device=self.ids.device)) % n  # keys that came after it
         return back < (n - self.staged).clamp(max=self.size)
 
     @property
     def ages(self) -> Tensor:
-        "How many steps ago the active keys came; those of the beginning are as old as the queue"
+        "Return how many steps ago each active key came; the initial random ones are as old as the queue"
         return (self.steps - self.enqueued_at)[self.active]
 
     def commit(self) -> None:

@@ -89,7 +89,7 @@ class Pretrained:
         return self
 
     def _owners(self):
-        "The modules that these functions belong to, each once"
+        "List the modules that the capabilities belong to, each once"
         owners = [getattr(f, '__self__', f) for f in self.capabilities.values()]
         return list(dict.fromkeys(o for o in owners if isinstance(o, nn.Module)))
 
@@ -97,7 +97,7 @@ class Pretrained:
         self,
         image_batches: list,  # Images, as `to_image` takes them
     ) -> torch.Tensor:  # Normalised (b,3,s,s), on the model's device
-        "A batch of images, prepared like the held-out images in training"
+        "Prepare a batch of images like the held-out images in training"
         got = [fit_square(to_image(i, self.side), self.side) for i in image_batches]
         images = torch.from_numpy(np.stack([a for a, _ in got])).permute(0, 3, 1, 2)
         hw = torch.tensor([h for _, h in got])
@@ -105,7 +105,7 @@ class Pretrained:
         return self.view(dict(images=images.to(p.device), hw=hw.to(p.device)), ('use',))['images'].to(p.dtype)
 
     def _each(self, images, f, bs):
-        "`f` of one picture, or of each of a list, `bs` at a time"
+        "Apply `f` to one picture, or to each of a list in batches of `bs`"
         one = not isinstance(images, (list, tuple))
         image_batches = [images] if one else list(images)
         with self.evaluating():
@@ -161,7 +161,7 @@ def from_learner(
     name: str = 'this run',  # For messages
     no_backbone: str = '',  # As for `Pretrained`
 ) -> Pretrained:
-    "The model of a learner, opened for use"
+    "Open the model of a trained learner for use"
     dl = learn.dls.valid
     can = {'backbone': None, **learn.capabilities(learn.model)}
     return cls(

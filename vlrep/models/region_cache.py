@@ -35,7 +35,7 @@ class _Frozen:
         self.size = size
 
     def __call__(self, rows, mirrored=False):
-        "The regions of some images, or of their mirror images"
+        "Compute the regions of some images, or of their mirror images"
         batch = self.reader(self.dataset, rows)
         if 'region_feats' in batch:
             return batch
@@ -58,7 +58,7 @@ class _Frozen:
         return dict({f'region_{k}': torch.zeros(1, 0, d) for k, d in sizes.items()}, region_counts=torch.zeros(1))
 
     def in_blocks(self, ways, bs=64):
-        "(rows, regions for each way) block by block; rows of a block with a damaged image come one by one"
+        "Yield (rows, regions for each way) in blocks; rows of a block with a damaged image come one by one"
         for rows in np.array_split(np.arange(len(self.dataset)), -(-len(self.dataset) // bs)):
             try:
                 yield rows, [self(rows, m) for m in ways]

@@ -205,7 +205,7 @@ def _key(dataset, known, plan, seed):
 
 
 def _new(names, plan, seed, keys=()):
-    "An encoder before its training, and the heads of the attributes"
+    "Make an encoder before its training, and the heads of the attributes"
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_of(seed, 'region classifier'))
         visual = make_backbone(10, plan.width, seed)

@@ -51,7 +51,7 @@ class CellRegions:
         self,
         images: Image.Image,  # RGB
     ) -> tuple:  # float32 arrays, and None
-        "The regions of a photo"
+        "Compute the features and boxes of a photo's regions"
         x = pil_to_tensor(images.resize((self.size, self.size), Image.BILINEAR))[None].to(self.device)
         whole = torch.tensor([[self.size, self.size]])
         with torch.no_grad():
@@ -69,7 +69,7 @@ DETECTORS = (
 
 
 def _made(name, weights, classes=91):
-    "A detector of torchvision, its weights those that torchvision calls `weights`; None: random"
+    "Make torchvision's detector `name` with its `weights`, or random ones if None; also list its classes"
     from torchvision.models import detection, get_model_weights
 
     made = getattr(detection, name)
@@ -92,7 +92,7 @@ def load_detector(
     name: str = 'fasterrcnn_resnet50_fpn',  # One of `DETECTORS`
     weights: FilePath = 'DEFAULT',  # A file with its weights, or what torchvision calls them: DEFAULT, COCO_V1
 ) -> tuple:  # The detector, in evaluation mode; the names of its classes, if they are known
-    "A Faster R-CNN of torchvision; a `ValueError` says which weights do not fit or cannot be downloaded"
+    "Load a Faster R-CNN of torchvision; a `ValueError` if weights do not fit or cannot be downloaded"
     if name not in DETECTORS:
         raise did_you_mean('detector', name, DETECTORS)
     if '.' not in str(weights) and '/' not in str(weights):
@@ -143,7 +143,7 @@ class DetectorRegions:
         self,
         image_batch: Image.Image,  # RGB
     ) -> tuple:  # float32 arrays
-        "The regions of a photo, the most confident first"
+        "Detect the regions of a photo, the most confident first: features, boxes, probabilities"
         images, _ = self.net.transform([pil_to_tensor(image_batch).to(self.device).float() / 255])
         grids = self.net.backbone(images.tensors)
         grids = grids if isinstance(grids, dict) else {'0': grids}

@@ -35,7 +35,7 @@ class Sublayer:
 
     @property
     def looks(self) -> dict:  # Stream -> those that it attends to
-        "Which stream attends to which"
+        "Return the streams that each stream attends to"
         return {
             s: tuple(_STREAM[p[1]] for p in _PAIRS if p in self.pairs.split() and p[0] == c)
             for c, s in _STREAM.items()
@@ -124,7 +124,7 @@ _TOKEN = re.compile(r'\s*(?:(\d+)\s*\*|([(),])|([ti]{2}(?:\s*\+\s*[ti]{2})*)\s*(
 
 
 def _options(text, atom):
-    "What stands in brackets behind pairs"
+    "Parse the options in brackets after pairs into a dict"
     out = {}
     for word in text.replace(',', ' ').split():
         name, eq, value = word.partition('=')

@@ -145,7 +145,7 @@ class DecoderLayer(nn.TransformerDecoderLayer):
     "PyTorch's decoder layer, with the same parameters and outputs, and a faster `forward`"
 
     def _heads(self, x, m, lo, hi, *, packing=None):
-        "`x` (b,n,d) through parts `lo` to `hi` of attention `m` (0 query, 1 key, 2 value) -> each (b,heads,n,d/heads)"
+        "Project `x` (b,n,d), or packed, to parts `lo`:`hi` of `m`'s query, key, value, each (b,heads,n,d/heads)"
         d = x.shape[-1]
         y = F.linear(x, m.in_proj_weight[lo * d : hi * d], m.in_proj_bias[lo * d : hi * d])
         if packing is not None:

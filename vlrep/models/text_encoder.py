@@ -24,7 +24,7 @@ from vlrep.models.text_decoder import (
 
 # %% ../../nbs/models/30_text_encoder.ipynb #f7e9deeb
 def _linear(x, layer, weight='weight', bias='bias'):
-    "A linear layer; on a CPU it is quicker to add the bias afterwards, in place"
+    "Apply a linear layer; on a CPU it is faster to add the bias afterwards, in place"
     w = getattr(layer, weight)
     b = getattr(layer, bias)
     return F.linear(x, w, b) if x.device.type != 'cpu' else (x @ w.T).add_(b)

@@ -23,7 +23,7 @@ from .weights import _found_line, _some, load_backbone, network_weights
 
 # %% ../../nbs/models/52_timm_torchvision.ipynb #07e2b260
 def _of_timm(name):
-    "A network of timm without its head, and a function that gives its grids, finest first"
+    "Make a network of timm without its head, and a function that returns its grids, finest first"
     try:
         import timm
     except ImportError:
@@ -38,7 +38,7 @@ def _of_timm(name):
 
 
 def _of_torchvision(name):
-    "The `features` of a network of torchvision, and a function that gives its grids, finest first"
+    "Make a torchvision network of its `features` alone, and a function that yields its grids, finest first"
     import torchvision.models as tv
 
     names = tv.list_models()
@@ -113,7 +113,7 @@ class NamedBackbone(nn.Module):
         self,
         images: Tensor,  # Normalised float images (b,3,H,W)
     ) -> Tensor:  # The last grid (b,c,h,w)
-        "The grid that describes `images`"
+        "Compute the last grid, which describes `images`"
         return self._each(images)[-1]
 
     def scales(
@@ -121,7 +121,7 @@ class NamedBackbone(nn.Module):
         images: Tensor,  # Normalised float images (b,3,H,W)
         n: int = 2,  # How many
     ) -> list:  # Grids (b,c,h,w), the coarsest first
-        "The last grid of each resolution"
+        "Compute the last grid of each of the `n` coarsest resolutions"
         if not 1 <= n <= len(self.sizes):
             raise ValueError(f'n={n}: this backbone has grids of {len(self.sizes)} sizes')
         return self._each(images)[::-1][:n]
@@ -158,7 +158,7 @@ class NamedBackbone(nn.Module):
 
 # %% ../../nbs/models/52_timm_torchvision.ipynb #c4cc6fd8
 def _resnet(depth, width, weights, seed, hint, log):
-    "A ResNet of this shape, in training mode; a `ValueError` with a hint if `weights` are those of another one"
+    "Make or load a ResNet of this shape, in training mode; a `ValueError` with a hint if `weights` do not fit"
     if weights is None:
         return make_backbone(depth, width, seed)
     net = load_backbone(weights, log)
@@ -174,7 +174,7 @@ def named_backbone(
     weights: FilePath = None,  # A file with weights; then the seed does not matter
     log: Callable = None,  # Called with what of the file was taken and what is not used
 ) -> nn.Module:  # A `Backbone` or a `NamedBackbone`
-    "The backbone that is called `name`; a `ValueError` if there is none, or the file holds another one"
+    "Make the backbone called `name`; a `ValueError` if there is none, or the file holds another one"
     if '/' not in name:
         if name not in RESNETS:
             raise did_you_mean('--backbone', name, RESNETS)
@@ -194,7 +194,7 @@ def initial_backbone(
     seed: int = 0,  # Of random weights
     log: Callable = None,  # As for `named_backbone`
 ) -> nn.Module:  # In training mode
-    "The backbone of a run before training; a `ValueError` if the file holds another one"
+    "Make the backbone that a run starts from; a `ValueError` if the file holds another one"
     if backbone:
         return named_backbone(backbone, seed, weights, log)
     depth = recipe.visual_depth

@@ -72,7 +72,7 @@ def _flat(state, name):
 
 # %% ../../nbs/models/50_weights.ipynb #cfc32cfe
 def _opened(source):
-    "What is in `source`, and what to call it in messages"
+    "Read the weights in `source`, or take a dict as it is; also return their name for messages"
     return (read_state(source), str(source)) if isinstance(source, (str, Path)) else (source, 'weights')
 
 
@@ -138,7 +138,7 @@ def network_weights(
 
 # %% ../../nbs/models/50_weights.ipynb #0eec6944
 def _bounded(state, name, before='', text=False):
-    """A `ValueError` unless the tensors that decide the sizes of a model fit each other
+    """Raise a `ValueError` unless the tensors that decide the sizes of a model fit each other
 
     It will not be larger than its file
     """
@@ -168,7 +168,7 @@ def _bounded(state, name, before='', text=False):
 
 
 def _listed(names):
-    "The first twelve names, and how many more there are"
+    "Join the first twelve names, and say how many more there are"
     return ', '.join(names[:12]) + (f' and {len(names) - 12} more' if len(names) > 12 else '')
 
 
@@ -177,13 +177,13 @@ def _some(names):
 
 
 def _misfits(missing=(), unexpected=(), reshaped=()):
-    "What is wrong with weights, in words; '' if nothing is"
+    "Describe what is wrong with weights, in words; '' if nothing is"
     kinds = {'missing': missing, 'unexpected': unexpected, 'of another shape': reshaped}
     return '; '.join(f'{what}: {_some(names)}' for what, names in kinds.items() if names)
 
 
 def _check(state, want, name):
-    "A `ValueError` unless `state` has the names and shapes of `want`; only BatchNorm's counters may be missing"
+    "Raise a `ValueError` unless `state` has the names (but BatchNorm's counters) and shapes of `want`"
     lost = {k for k in want.keys() - state.keys() if not k.endswith('num_batches_tracked')}
     more = state.keys() - want.keys()
     bad = {k for k in want.keys() & state.keys() if want[k].shape != state[k].shape}
@@ -204,7 +204,7 @@ def _groups(names, before):
 
 
 def _found_line(name, before, rest):
-    "What was taken and what was not, in words; '' if the file holds nothing else"
+    "Say which network was taken and what was not used; '' if the file holds nothing else"
     parts = []
     if before:
         parts.append(f'the network is {before}*')

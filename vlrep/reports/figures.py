@@ -36,7 +36,7 @@ def data_uri(
 # %% ../../nbs/reports/20_figures.ipynb #d452bc62
 @cache
 def _templates():
-    "The environment of all templates; Jinja2 is imported when the first page is written"
+    "Make the environment of all templates; Jinja2 is imported when the first page is written"
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     env = Environment(
@@ -117,7 +117,7 @@ COLOUR = ['#1f5fa8', '#dd8b2f', '#3f8f6b', '#7a5aa6', '#8a5a44', '#c2527f', '#4f
 
 
 def _number(v):
-    "A tick's label: 0.2, 1500, 20k, 1e+06"
+    "Format a tick's label: 0.2, 1500, 20k, 1e+06"
     if v == 0 or 1e-3 <= abs(v) < 1e4:
         return f'{v:.4g}'
     return f'{v / 1000:g}k' if 1e4 <= abs(v) < 1e6 else f'{v:.2g}'

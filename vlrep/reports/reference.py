@@ -38,14 +38,14 @@ _USUAL = dict(backbone=None, weights=None, accumulate=1, world_size=1)
 
 
 def _facts(info):
-    "What the loss of a run depends on, apart from its seed: name -> value"
+    "Collect what the loss of a run depends on, apart from its seed: name -> value"
     data = info['data'] if isinstance(info['data'], dict) else dict(name=info['data'])
     own = {k: v for part in (info['recipe'], data) for k, v in part.items() if k not in (*_FREE, 'name')}
     return dict(data=data['name'], **own, **{k: info.get(k) or v for k, v in _USUAL.items()})
 
 
 def _differing(info, entry):
-    "How a run differs from the runs of a reference, in words"
+    "List in words how a run differs from the runs of a reference"
     a = _facts(info)
     b = _facts(entry)
     other = [(k, a.get(k), b.get(k)) for k in {**b, **a} if a.get(k) != b.get(k)]
@@ -150,7 +150,7 @@ def _side(loss, low, high):
 
 
 def _outside(steps, losses, band):
-    "(kind, first step, last step, loss there, its range) of a curve that leaves the `band`; None if it does not"
+    "Return (kind, first step, last step, loss there, its range) of a curve that leaves the `band`; else None"
     limits = {s: (a, b) for s, a, b in zip(*band)}
     both = [(s, l, *limits[s]) for s, l in zip(steps, losses) if s in limits]
     sides = [_side(*p[1:]) for p in both]
@@ -184,13 +184,13 @@ def reference_curve(
 
 
 def _nearest(info, references):
-    "(name, reference, how the run differs from it) of the one that is most like the run; None without any"
+    "Find (name, reference, how the run differs from it) of the one most like the run; None without any"
     known = [(name, e, _differing(info, e)) for name, e in references.items()]
     return min(known, key=lambda k: len(k[2]), default=None)
 
 
 def _none(method, other):
-    "Why there is nothing to compare with"
+    "Explain why there is nothing to compare with"
     if other is None:
         return f'no reference of {method}'
     more = f', and {len(other) - 2} more differ' if len(other) > 2 else ''

@@ -81,7 +81,7 @@ def _clock(s):
 
 # %% ../../nbs/reports/40_run_report.ipynb #74611a55
 def _heads(res):
-    "The few numbers at the head of the page: (number, what it is)"
+    "Choose the few numbers for the head of the page: (number, what it is)"
     num = res['numbers']
     table = res['numbers'].get('table') or []
     own = _own(table)
@@ -170,7 +170,7 @@ def _scores(rows):
 
 
 def _what(info, res):
-    "What was run, as names and values"
+    "Describe what was run, as names and values"
     num = res['numbers']
     soft = ', '.join(f'{k} {v}' for k, v in info['versions'].items() if k in ('vlrep', 'python', 'torch', 'fastai'))
     return dict(
@@ -191,7 +191,7 @@ def _what(info, res):
 
 # %% ../../nbs/reports/40_run_report.ipynb #8b92e975
 def _shown(samples):
-    "What `report.j2` shows of the samples of a run: captions, words, traces, neighbours, figures"
+    "Collect what `report.j2` shows of a run's samples: captions, words, traces, neighbours, figures"
     s = dict(captions=samples) if isinstance(samples, list) else samples
     near = s.get('neighbours') or {}
     if near:
@@ -213,7 +213,7 @@ def _shown(samples):
 
 
 def _notes(runs, names=None):
-    "The footnotes of the daggers on a page, a sentence each"
+    "Write the footnotes of the daggers on a page, a sentence each"
     return warning_notes(
         [dict(method=r['info']['method'], seed=r['info']['seed'], numbers=r['res']['numbers']) for r in runs], names
     )
@@ -373,7 +373,7 @@ def over_seeds(
 
 # %% ../../nbs/reports/40_run_report.ipynb #b7b02a01
 def _names(runs):
-    """A short name for each run
+    """Give each run a short name
 
     Its method, with the seed where that is not enough, and the folder where that is not enough; a dagger if it went
     wrong
@@ -408,7 +408,7 @@ def _merged(tables):
 
 
 def _care(tables):
-    "Whose baselines are shown (baseline -> run), and the numbers of scenes if the runs were tested on different ones"
+    "Find whose baselines are shown (baseline -> run), and the numbers of scenes if they differ between runs"
     whose = {}
     for n, rows in tables.items():
         for r in rows:

@@ -56,7 +56,7 @@ def _hex(rgb):
 
 # %% ../../nbs/reports/30_trace_figures.ipynb #178bbe9f
 def _path(strokes, end, shades=32):
-    "What the macro `strokes` draws: the points of each stroke, lines of one colour, and where each stroke begins"
+    "Compute what the macro `strokes` draws: the points, coloured lines and beginning of each stroke"
 
     def points(s):
         return ' '.join(f'{100 * p[0]:.1f},{100 * p[1]:.1f}' for p in s)
@@ -110,7 +110,7 @@ def mask_edge(
 
 # %% ../../nbs/reports/30_trace_figures.ipynb #1a55f7c4
 def _word_pictures(word, spoken, end):
-    "What the macro `narrated_word` draws: the mask, and the veil of the attention with the mask's edge"
+    "Compute what the macro `narrated_word` draws: the mask, and the attention's veil with the mask's edge"
     text, t = spoken[word['at']]
     color = time_colour(t / end)
     mask = np.asarray(word['mask'], bool)

@@ -47,7 +47,7 @@ def run_count(
     study: Study,  # A study
     lines: list,  # What is kept of it
 ) -> str:
-    "How many of a study's runs there are, in words"
+    "Say in words how many of a study's runs there are"
     n = sum(map(len, runs_by_variant(study, lines).values()))
     return f'{n} of {len(study.variants) * len(study.seeds)} runs' if lines else 'not run yet'
 
@@ -56,7 +56,7 @@ def budget_share(
     study: Study,  # A shorter study
     full: Study,  # The one with the whole budget
 ) -> float:  # Image views of a run over those of the full study, the least of all variants that both train
-    "What part of the budget a shorter study has"
+    "Compute the share of the budget that a shorter study has"
 
     def views(s, name):
         recipe, _ = variant_recipe(s, s.variant(name))
@@ -112,7 +112,7 @@ def untrained_rows(
     lines: list,  # What is kept of it
     questions: tuple = ('objects', 'color', 'cell'),  # Of the transfer table
 ) -> list:  # Dicts of text, a row for each variant; none if no run has measured the untrained network
-    "How far above the untrained network each variant is, in points: the means over what seeds there are"
+    "Tabulate how many points each variant is above the untrained network: means over what seeds there are"
 
     def values(runs, q, who=None):
         return [
@@ -142,7 +142,7 @@ def verdict_text(
     title: str = '',  # Above the table
     without: tuple = (),  # Columns to leave out
 ) -> str:
-    "The verdicts on a study's comparisons, as Markdown, and the notes on its lines"
+    "Format the verdicts on a study's comparisons as Markdown, with the notes on its lines"
     rows = comparison_rows(judge_study(study, lines))
     if not lines:
         rows = [{k: r[k].split(' (')[0] for k in _PLANNED} for r in rows]
@@ -158,7 +158,7 @@ def score_text(
     lines: list,  # What is kept of it
     table: str = 'table',  # Which table of its runs, as for `score_rows`
 ) -> str:
-    "The mean scores of each variant, as Markdown: a row for each variant"
+    "Format the mean scores of each variant as Markdown: a row for each variant"
     rows = score_rows(study, lines, table)
     variants = [k for k in rows[0] if k not in ('question', 'chance')] if rows else []
     text = rows_markdown([{'variant': a, **{r['question']: r[a] for r in rows}} for a in variants])
@@ -169,7 +169,7 @@ def cost_text(
     study: Study,  # A study
     lines: list,  # What is kept of it
 ) -> str:
-    "How each variant was tuned, and what its runs cost, as Markdown"
+    "Format as Markdown how each variant was tuned, and what its runs cost"
     if not lines:
         return 'No trial was made yet.'
     trials = trial_rows(study, lines)
@@ -181,7 +181,7 @@ def cost_text(
 def seen_sign(
     row: dict,  # From `judge_study`
 ) -> str:
-    "The sign of a verdict: +, −, 0, ?, not run or not judged"
+    "Return the sign of a verdict: +, −, 0, ?, not run or not judged"
     kind = row['verdict'].split()[0]
     if kind == 'equivalent' or kind == 'replicates' and not row['direction']:
         return '0'
@@ -201,13 +201,13 @@ def _here(row):
 
 
 def _short(row):
-    "The verdict of a row, and the one after Holm's correction, in a few words"
+    "Shorten the verdict of a row, and the one after Holm's correction, to a few words"
     first, last = (v.split(' (')[0] for v in (row['verdict'], row.get('corrected', '–')))
     return dict(verdict=first, **{'after Holm': last})
 
 
 def _agrees(row):
-    "Is the sign that of the paper?"
+    "Say whether the sign is that of the paper"
     sign = seen_sign(row)
     if sign[:3] == 'not':
         return '–'
@@ -221,7 +221,7 @@ def sign_rows(
     claims: list,  # (id, what is claimed, the paper's differences), texts
     judged: list,  # (study, its rows from `judge_study`)
 ) -> list:  # Dicts of text, a row for each comparison whose id begins with that of a claim
-    """The paper's sign and ours, on the world and, if a study of photos is among them, on photos
+    """Tabulate the paper's sign and ours, on the world and, if a study of photos is among them, on photos
 
     A comparison that one study has run and others have only planned is listed once; the same comparison on the world
     and on photos is one row, with both verdicts, before and after Holm's correction
@@ -241,7 +241,7 @@ def sign_rows(
 
 
 def _of_claim(id, judged):
-    "(study, row) of the comparisons of a claim; one that was run somewhere is left out where it was not"
+    "List (study, row) of a claim's comparisons; one that was run somewhere is left out where it was not"
     ran = {r['id'] for _, rows in judged for r in rows if 'p' in r}
     return [
         (s, r) for s, rows in judged for r in rows if r['id'].split(',')[0] == id and ('p' in r or r['id'] not in ran)
@@ -249,7 +249,7 @@ def _of_claim(id, judged):
 
 
 def _sign_row(id, text, paper, a, *, b, photos):
-    "A row of the table of signs: `a` of the world, `b` of photos, each a study and a row, or None"
+    "Build a row of the table of signs: `a` of the world, `b` of photos, each a study and a row, or None"
     one = a or b
     claim = f'{one[1]["id"]}: {one[1]["text"] or text}' if one else f'{id}: {text}'
     size = comparison_rows([one[1]])[0]['paper'].replace('-', '−') if one else ''
@@ -275,7 +275,7 @@ def _sign_row(id, text, paper, a, *, b, photos):
 def sign_notes(
     judged: list,  # As for `sign_rows`
 ) -> list:  # Sentences; none if no comparison rests on an unstable training
-    "What the daggers of the table of signs stand for"
+    "Explain what the daggers of the table of signs stand for"
 
     def line(r):
         return '; '.join(f'{who.lstrip("@")}, {t}' for who, ts in r['unstable'].items() for t in ts)

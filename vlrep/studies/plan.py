@@ -66,7 +66,7 @@ class Variant:
 # %% ../../nbs/studies/10_plan.ipynb #1c5d9d93
 @dataclass(frozen=True)
 class FineTuning:
-    "How every pretrained run is fine-tuned: tasks, modes and trials, equally many for each variant, task and mode"
+    "Fine-tuning of each pretrained run: tasks, modes and trials, equally many for each variant, task and mode"
 
     tasks: tuple  # Some of `TASKS`, each of which the data must have
     modes: tuple = ('full', 'frozen')  # Some of `MODES`
@@ -78,7 +78,7 @@ class FineTuning:
 
 @dataclass(frozen=True)
 class Tuning:
-    "How the variants are tuned: each with the same number of trials of one seed, selected on validation scenes"
+    "The tuning of the variants: each has the same number of trials of one seed, selected on validation scenes"
 
     grid: tuple  # A trial each: field -> value
     steps: Int(2, 10**9)  # Steps of a trial in the last round, no more than a run has
@@ -147,18 +147,18 @@ class Study:
         self,
         name: str,  # Of a variant
     ) -> Variant:
-        "The variant of that name"
+        "Return the variant of that name"
         return next(a for a in self.variants if a.name == name)
 
     def grid(
         self,
         variant: Variant,  # One of `variants`
     ) -> tuple:
-        "The trials of a variant: its own or those of all"
+        "Return the trials of a variant: its own or those of all"
         return variant.grid or self.tune.grid
 
     def tuned(self) -> list:
-        "The variants that are tuned: those that train at all"
+        "List the variants that are tuned: those that train at all"
         return [a for a in self.variants if variant_recipe(self, a)[0].steps] if self.tune else []
 
     def jobs(
@@ -185,7 +185,7 @@ class Study:
 
 # %% ../../nbs/studies/10_plan.ipynb #2e175464
 def _source_of(weights, changes):
-    "The name of the variant that `weights = '@NAME'` or `generated = '@NAME'` means; ''"
+    "Return the name of the variant in `weights = '@NAME'` or `generated = '@NAME'`; '' if there is none"
     name = weights or str(changes.get('generated', ''))
     return name[1:] if name[:1] == '@' else ''
 
@@ -197,14 +197,14 @@ _OF_DATA = dict(name='data', root='root', max_corrupt='max_corrupt')  # What `[d
 
 
 def _table(x, at):
-    "`x`, if it is a table"
+    "Return `x`; raise a `ValueError` unless it is a table"
     if not isinstance(x, dict):
         raise ValueError(f'{at}={brief(x)}: expected a table of fields')
     return x
 
 
 def _made(cls, table, at, **more):
-    "An instance of `cls` from a table of the file; `at`: file and table, for messages"
+    "Make an instance of `cls` from a table of the file; `at`: file and table, for messages"
     names = {f.name: f for f in fields(cls)}
     for k in table:
         if k not in names or k in more:
@@ -239,7 +239,7 @@ def _check_entries(key, values, at):
 
 
 def _several(table, key, cls, file):
-    "The tables of a list as instances of `cls`; each is called by its name in messages, else by its number"
+    "Make instances of `cls` from a list of tables; messages call each by its name, else by its number"
     rows = table.pop(key, [])
     if not isinstance(rows, list):
         raise ValueError(f'{file}: {key}={brief(rows)}: write each as [[{key}]]')
@@ -256,7 +256,7 @@ def study_of(
     *,
     ran: bool = False,  # Was it run? Then a comparison that cannot be judged is no error: its row says why
 ) -> Study:  # Checked
-    "A study from the tables of its file; a `ValueError` names file and field"
+    "Make a study from the tables of its file; raise a `ValueError` that names file and field"
     table = _plain(table, file)
     data = _table(table.pop('data', {}), f'{file}: data')
     variants = _several(table, 'variants', Variant, file)
@@ -299,7 +299,7 @@ def study_of(
 
 # %% ../../nbs/studies/10_plan.ipynb #46b90d83
 def _plain(table, file):
-    "A copy of a table; a `ValueError` for values that JSON does not have"
+    "Copy a table; raise a `ValueError` for values that JSON does not have"
 
     def other(x):
         raise ValueError(f'{file}: {x}: dates and times are no values of a study; write a text, in quotes')
@@ -325,7 +325,7 @@ def quick_table(
     table: dict,  # The contents of the file of a study, with `quick`
     file: str,  # Its name, for messages
 ) -> dict:  # The tables of the small study
-    "A study in the size of its `[quick]`"
+    "Reduce a study to the size of its `[quick]`"
     table = _plain(table, file)
     at = f'{file}: quick'
     quick = table.get('quick')
@@ -368,7 +368,7 @@ def quick_table(
 
 # %% ../../nbs/studies/10_plan.ipynb #5b1d0e75
 def _smaller(variant, quick, tasks):
-    "The table of a variant with the changes of `[quick]`, and of its tasks those that are left"
+    "Apply the changes of `[quick]` to the table of a variant, and keep the tasks that are left"
     if 'tasks' in variant:
         variant = {**variant, 'tasks': [t for t in variant['tasks'] if t in (*tasks, 'all')]}
     known = {f.name for f in fields(METHODS[variant['method']].recipe)} if variant.get('method') in METHODS else ()
@@ -419,7 +419,7 @@ def variant_recipe(
     trial: dict = {},  # Further changes: field -> value
     where: str = 'changes',  # What the message calls them
 ) -> tuple:  # Recipe and sizes of the data
-    "What a variant trains with; a `ValueError` names file, variant and field"
+    "Return what a variant trains with; raise a `ValueError` that names file, variant and field"
     changes = {**study.options, **variant.changes, **trial}
     try:
         parts = resolve_options(
@@ -437,7 +437,7 @@ def source_run(
     out: FilePath,  # The folder of the study
     seed: int,  # Of the run
 ) -> str:  # Its folder, or ''
-    "The run of the variant that a variant depends on, with the same seed"
+    "Return the run folder of the variant that a variant depends on, with the same seed"
     s = study.source_variant(variant)
     return str((Path(out) / 'runs' / f'{s.name}-{seed}').resolve()) if s else ''
 
@@ -448,7 +448,7 @@ def source_changes(
     out: FilePath,  # The folder of the study
     seed: int,  # Of the run
 ) -> dict:  # Field -> value: `generated`, or nothing
-    "The run that generates the captions of a variant"
+    "Return the run that generates the captions of a variant, as a changed field"
     at = '' if variant.weights else source_run(study, variant, out, seed)
     return dict(generated=at) if at else {}
 
@@ -457,7 +457,7 @@ def shorter(
     recipe: 'MethodRecipe',  # Of a variant
     steps: int,  # At least 2
 ) -> 'MethodRecipe':  # The same with fewer steps, and the same share of them for the warm-up
-    "A recipe on a shorter schedule"
+    "Put a recipe on a shorter schedule"
     return replace(recipe, steps=steps, warmup=min(round(recipe.warmup * steps / recipe.steps), steps - 1))
 
 # %% ../../nbs/studies/10_plan.ipynb #b5543d6a
@@ -486,7 +486,7 @@ _SAME = dict(
 
 
 def _held(study, variant, k):
-    "The value of a setting of `equal` for a variant, including the run from which its backbone starts"
+    "Return the value of a setting of `equal` for a variant, including the run from which its backbone starts"
     v = _SAME[k](variant, *variant_recipe(study, variant))
     w = _held(study, study.source_variant(variant), k) if variant.weights else None
     if w is None or k == 'backbone':
@@ -502,7 +502,7 @@ def held_equal(
     study: Study,  # Its `equal` counts
     comparison: Comparison,  # One of its comparisons, or None
 ) -> list:  # Words, in the study's order
-    "What the two variants of a comparison must have in common"
+    "List what the two variants of a comparison must have in common"
     return [k for k in study.equal if not comparison or k not in comparison.unequal]
 
 
@@ -531,12 +531,12 @@ def check_equal(
 
 # %% ../../nbs/studies/10_plan.ipynb #9647efd7
 def _said(v):
-    "A value, or a few, as words"
+    "Write a value, or several, as text"
     return ', '.join(str(x) for x in v if x not in (None, '')) if isinstance(v, tuple) else f'{v:,}'
 
 # %% ../../nbs/studies/10_plan.ipynb #a0ecec19
 def _check_data(study, at):
-    "Are the dataset and its options valid?"
+    "Raise a `ValueError` if the dataset or its options are invalid"
     builder = DATASETS[study.data]
     try:
         options = check_fields(override(builder.options, change_texts(study.options)))
@@ -549,7 +549,7 @@ def _check_data(study, at):
 
 
 def _known(at, kind, name, known):
-    "A `ValueError` if `name` is none of those there are"
+    "Raise a `ValueError` if `name` is none of the known ones"
     if name not in known:
         raise ValueError(f'{at}: {did_you_mean(kind, name, known)}')
 
@@ -558,7 +558,7 @@ def with_root(
     study: Study,  # A study
     root: FilePath = None,  # Folder of the files of its data; by default that in its file
 ) -> Study:  # It can be run
-    "A study with the folder of its files; a `ValueError` if they are missing"
+    "Give a study the folder of its files; raise a `ValueError` if they are missing"
     if root and not DATASETS[study.data].root_help:
         raise ValueError(f'--root {root}: the data of {study.file}, {study.data}, needs no files')
     try:
@@ -575,7 +575,7 @@ def check_study(
     study: Study,  # Of which each table is right by itself
     ran: bool = False,  # As for `study_of`
 ) -> None:
-    "Can the study be run and evaluated? A `ValueError` names file and field; see `with_root` for its files"
+    "Raise a `ValueError` naming file and field unless the study can be run and evaluated; see `with_root`"
     at = study.file
     if not re.fullmatch(r'[\w.-]+', study.name):
         raise ValueError(f'{at}: name={study.name!r}: letters, digits, -, _ and . are allowed')
@@ -611,7 +611,7 @@ def check_study(
 
 
 def _check_variant(study, variant, at):
-    "Is a variant one that can be trained?"
+    "Raise a `ValueError` unless a variant can be trained"
     if not re.fullmatch(r'[\w.-]+', variant.name) or variant.name in ('chance', '.', '..'):
         raise ValueError(f'{at}.name: letters, digits, -, _ and . are allowed; the name chance is reserved')
     _known(f'{at}.method', 'method', variant.method, METHODS)
@@ -625,7 +625,7 @@ _VALUE = {str: 'text', int: 'a whole number', float: 'a number', bool: 'true or 
 
 
 def _check_evaluated(study, name, options):
-    "Is it an evaluation that can be compared, and are its options some of its own?"
+    "Raise a `ValueError` unless the evaluation can be compared and has these options"
     at = f'{study.file}: ask'
     _known(at, 'evaluation', name, evaluated_scores())
     known = EVALUATIONS[name].options
@@ -643,7 +643,7 @@ def _check_evaluated(study, name, options):
 
 # %% ../../nbs/studies/10_plan.ipynb #fdcf917c
 def _check_source(study, variant, at):
-    "Does the variant that this one depends on exist, and can it generate captions, or provide the backbone?"
+    "Raise a `ValueError` unless the variant this one depends on exists and provides captions or a backbone"
     name = _source_of(variant.weights, variant.changes)
     field = f'{at}.weights' if variant.weights else f'{at}.changes.generated'
     if variant.weights and not name:
@@ -662,7 +662,7 @@ def _check_source(study, variant, at):
 
 
 def _check_start(study, variant, source, at):
-    "Can the backbone of a variant start as that of another one?"
+    "Raise a `ValueError` unless a variant's backbone can start as that of another one"
     if _source_of('', variant.changes):
         raise ValueError(f'{at}: its captions are generated by a variant as well; only one of the two is allowed')
     for a in (variant, source):
@@ -674,7 +674,7 @@ def _check_start(study, variant, source, at):
 
 # %% ../../nbs/studies/10_plan.ipynb #ecc02a5a
 def _check_tuning(study):
-    "Can each variant be tuned, with the same number of trials?"
+    "Raise a `ValueError` unless each variant can be tuned, with the same number of trials"
     t = study.tune
     at = study.file
     if t.score != 'held_loss':
@@ -703,7 +703,7 @@ def _check_tuning(study):
 
 # %% ../../nbs/studies/10_plan.ipynb #017678a1
 def _check_trial(study, variant, trial, where):
-    "Is a trial of the grid one of this variant? `where`: its place in the file"
+    "Raise a `ValueError` unless a trial of the grid fits this variant; `where`: its place in the file"
     at = study.file
     t = study.tune
     if late := {'steps', 'warmup', 'bs'} & set(trial):
@@ -722,7 +722,7 @@ def _check_trial(study, variant, trial, where):
 
 # %% ../../nbs/studies/10_plan.ipynb #a75d015d
 def _check_finetuning(study):
-    "Does the dataset have every task, and is every plan valid?"
+    "Raise a `ValueError` unless the dataset has every task and every plan is valid"
     at = f'{study.file}: finetune'
     f = study.finetune
     if not (f.tasks and f.modes and f.grid):
@@ -753,7 +753,7 @@ def _check_finetuning(study):
 
 
 def _check_task_trial(study, task, mode, trial, where):
-    "Is a trial of a fine-tuning one of this task and mode?"
+    "Raise a `ValueError` unless a fine-tuning's trial fits this task and mode"
     at = where.rpartition('.grid')[0]
     steps = study.finetune.steps
     if late := {'steps', 'warmup', 'bs', 'scenes', 'valid', 'test', 'draws', 'frozen', 'text_only'} & set(trial):
@@ -780,7 +780,7 @@ def task_plan(
     steps: int = 0,  # Of a trial, with the same share of them for the warm-up; 0: those of a run
     draws: int = 0,  # Kept of each score
 ) -> tuple:  # The plan, the sizes of the data, and the changes: texts field=value
-    "How a run is fine-tuned; a `ValueError` names the field that is wrong"
+    "Return how a run is fine-tuned; raise a `ValueError` that names the field that is wrong"
     changes = {**study.finetune.changes, **MODES[mode], **trial, **({'draws': draws} if draws else {})}
 
     def planned():
@@ -796,12 +796,12 @@ def task_plan(
 def questions_of(
     task: str,  # One of `TASKS`
 ) -> tuple:  # Names
-    "The metrics of a task in comparisons: its first one, and for genres macro F1, too"
+    "List the metrics of a task in comparisons: its first one, and for genres macro F1, too"
     return (task, f'{task}, macro F1') if task == 'mm_imdb' else (task,)
 
 
 def _check_question(study, c, at):
-    "Is the question of a comparison evaluated by this study?"
+    "Raise a `ValueError` unless this study evaluates the question of a comparison"
     scores = SCORES | evaluated_scores()
     if c.table in scores:
         return _known(f'{at}.question', 'question', c.question, scores[c.table])
@@ -819,7 +819,7 @@ def _check_question(study, c, at):
 
 # %% ../../nbs/studies/10_plan.ipynb #75e95324
 def _check_comparison(study, c, at):
-    "Can a comparison be evaluated?"
+    "Raise a `ValueError` unless a comparison can be evaluated"
     names = [a.name for a in study.variants]
     if not c.id.strip():
         raise ValueError(f'{at}.id: is empty')
@@ -865,7 +865,7 @@ def _check_comparison(study, c, at):
 
 # %% ../../nbs/studies/10_plan.ipynb #43eca82b
 def _check_reference_row(study, c, at):
-    "Does the table have the row `@NAME` besides that of the model?"
+    "Raise a `ValueError` unless the table has the row `@NAME` besides the model's"
     present = BASELINE_ROWS.get(c.table) or EVALUATIONS[c.table].reference_rows
     if not present:
         raise ValueError(

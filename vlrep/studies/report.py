@@ -47,7 +47,7 @@ def _spread_of(v, digits=1):
 
 
 def _marked(variant, runs):
-    "A variant's name, with a dagger if one of its runs was unstable or failed"
+    "Return a variant's name, with a dagger if one of its runs was unstable or failed"
     return dagger(variant, any(map(unstable_run, runs)))
 
 
@@ -97,7 +97,7 @@ def score_rows(
     lines: list,  # Of its file
     table: str = 'table',  # Which table of the runs: table or where
 ) -> list:  # Dicts of text, a column for each variant
-    "A row for each question: mean over seeds (lowest to highest)"
+    "Build a row for each question: mean over seeds (lowest to highest)"
     groups = {a: ls for a, ls in runs_by_variant(study, lines).items() if ls}
     got = {}
     for a, ls in groups.items():
@@ -132,7 +132,7 @@ def task_rows_of(
     lines: list,  # Of its file
     mode: str,  # One of `MODES`
 ) -> list:  # Dicts of text
-    "A row for each model and source: every task with its interval and number of seeds; not run, where it was not"
+    "Build a row for each variant: every task with its interval and number of seeds, or not run"
     questions = [q for t in study.finetune.tasks for q in questions_of(t)]
     out = []
     groups = runs_by_variant(study, lines)
@@ -173,7 +173,7 @@ def source_of(
     study: Study,  # The study
     variant: Variant,  # One of its variants
 ) -> str:
-    "What a variant is pretrained on, in words: its source, or none"
+    "Say in words what a variant is pretrained on: its source, or none"
     recipe, _ = variant_recipe(study, variant)
     return getattr(recipe, 'source', 'its data') if recipe.steps else 'none'
 
@@ -182,7 +182,7 @@ def task_trial_rows(
     study: Study,  # With `finetune`
     lines: list,  # Of its file
 ) -> list:  # Dicts of text
-    "A row for each variant, task and mode: the score of every trial on validation scenes; the chosen one is marked"
+    "Build a row for each variant, task and mode: every trial's validation score, the chosen one marked"
     out = []
     for c in (l for l in lines if l['kind'] == 'task_choice'):
         same = [
@@ -203,7 +203,7 @@ def trial_rows(
     study: Study,  # With `tune`
     lines: list,  # Of its file
 ) -> list:  # Dicts of text
-    "A row for each trial, in the order of variants and rounds; the chosen one is marked"
+    "Build a row for each trial, in the order of variants and rounds; the chosen one is marked"
     trials = [l for l in lines if l['kind'] == 'trial']
     chosen = {l['variant']: l['trial'] for l in lines if l['kind'] == 'choice'}
     order = [a.name for a in study.variants]
@@ -236,7 +236,7 @@ def cost_rows(
     study: Study,  # Its variants
     lines: list,  # Of its file
 ) -> list:  # Dicts of text
-    "What each variant cost: image views, images a second, seconds of a run and of all, and of its tuning"
+    "Build a row of costs for each variant: image views, images a second, time of its runs and of its tuning"
     out = []
     for a, ls in runs_by_variant(study, lines).items():
         trials = [l for l in lines if l['kind'] == 'trial' and l['variant'] == a]
@@ -272,7 +272,7 @@ def study_notes(
     study: Study,  # Its variants and seeds
     lines: list,  # Of its file
 ) -> list:  # Sentences
-    "The meaning of the daggers, in which facts the lines differ, and what of the file was changed since"
+    "Explain the daggers, in which facts the lines differ, and what of the file was changed since"
 
     def who(l):
         what = f', {l["task"]} {l["mode"]}' if 'task' in l else ''
@@ -360,7 +360,7 @@ def rows_markdown(
 
 
 def _facts(study, lines):
-    "What was compared, under which conditions"
+    "Collect what was compared, under which conditions"
     first = next((l['facts'] for l in lines if l['kind'] == 'run'), {})
     want = len(study.variants) * len(study.seeds)
     soft = ', '.join(
@@ -428,7 +428,7 @@ def study_markdown(
     study: Study,  # The study
     lines: list,  # Of its file
 ) -> str:  # Headings, tables and notes
-    "The tables of a study in Markdown"
+    "Format the tables of a study as Markdown"
     rows = judge_study(study, lines)
     parts = {
         'Verdicts': comparison_rows(rows),
@@ -449,7 +449,7 @@ def study_html(
     study: Study,  # The study
     lines: list,  # Of its file
 ) -> str:  # A whole page
-    "The self-contained page of a study"
+    "Make the self-contained page of a study"
     rows = judge_study(study, lines)
     fig = show_comparisons(rows)
     notes = [{'note': n} for n in study_notes(study, lines)]
@@ -490,7 +490,7 @@ def with_file(
     study: Study,  # As its results say that it was run
     head: dict,  # From `study_head`
 ) -> Study:  # `with_current_file`, if its file is still where it was
-    "A study updated by its current file; unchanged if that is gone, or holds another study now"
+    "Update a study from its current file; unchanged if that is gone, or holds another study now"
     file = Path(study.file)
     if not file.is_file() or file.suffix != '.toml':
         return study

@@ -69,7 +69,7 @@ from ..training.run_folder import open_run_folder
 def files_hash(
     root: str,  # A folder, a file, or a pattern
 ) -> str:  # 12 hexadecimal digits
-    "A hash of the names and sizes of all files in a folder, which tells one set of photos from another"
+    "Hash the names and sizes of all files in a folder, or a file's contents, to tell sets of photos apart"
     p = Path(root)
     if p.is_dir():
         files = sorted(f for f in p.rglob('*') if f.is_file())
@@ -82,7 +82,7 @@ def files_hash(
 def run_facts(
     study: Study,  # The study
 ) -> dict:  # Of plain values
-    "What its results depend on, in addition to the study's file"
+    "Collect what a study's results depend on, in addition to its file"
     facts = dict(
         commit=commit(),
         versions=versions(),
@@ -97,7 +97,7 @@ def run_facts(
 
 # %% ../../nbs/studies/60_runs.ipynb #f3725330
 def _asked(folder):
-    "What `evaluate_run` has found so far: name of an evaluation -> rows and seconds"
+    "Read what `evaluate_run` has found so far: name of an evaluation -> rows and seconds"
     path = Path(folder) / 'asked.json'
     got = read_json(path) if path.exists() else {}
     names = dict.fromkeys(got, dict) if isinstance(got, dict) else {}
@@ -127,7 +127,7 @@ def evaluate_run(
 
 
 def _run_job(study, job, log):
-    "An ordinary run, new or resumed"
+    "Train an ordinary run, new or resumed, and evaluate it"
     variant = study.variant(job['variant'])
     folder = Path(job['folder'])
     if (folder / 'recipe.json').exists():
@@ -213,7 +213,7 @@ def do_job(
 def job_main(
     path: FilePath,  # A file with a job
 ) -> None:
-    "A job in a process of its own"
+    "Do a job in a process of its own"
     try:
         do_job(read_json(path))
     except TrainingInterrupted as e:
@@ -231,7 +231,7 @@ def _name(job):
 
 
 def _started(job, logs):
-    "A process for a job, which ends with this one; what it prints goes to a file"
+    "Start a process for a job, which ends with this one; what it prints goes to a file"
     logs.mkdir(parents=True, exist_ok=True)
     write_json(logs / f'{_name(job)}.json', job)
     code = 'import sys; from vlrep.studies.runs import job_main; job_main(sys.argv[1])'
@@ -323,7 +323,7 @@ class StudyFolder:
         self.write()
 
     def _expect_nothing(self):
-        "A `ValueError` if there are runs, but not the lines that say what they are"
+        "Raise a `ValueError` if there are runs, but not the lines that say what they are"
         existing = [p for part in ('runs', 'tasks', 'trials') for p in sorted((self.path / part).glob('*/*.json'))]
         if existing:
             raise ValueError(
@@ -354,12 +354,12 @@ class StudyFolder:
         self,
         **keys,  # Fields and their values
     ) -> list:
-        "The lines with these values"
+        "Return the lines with these values"
         return [l for l in self.lines if all(l.get(k) == v for k, v in keys.items())]
 
 # %% ../../nbs/studies/60_runs.ipynb #1317762c
 def _who(line):
-    "What a line is about, in words"
+    "Say what a line is about"
     if line['kind'] == 'trial':
         return f'trial {line["trial"] + 1} of round {line["round"] + 1} of {line["variant"]}'
     what = f', {line["task"]} {line["mode"]}' if 'task' in line else ''
@@ -369,7 +369,7 @@ def _who(line):
 
 
 def _spec(study, variant, values, steps=None):
-    "What is trained, in full: the recipe and the sizes of the data"
+    "Describe in full what is trained: the recipe and the sizes of the data"
     recipe, options = variant_recipe(study, variant, values)
     recipe = shorter(recipe, steps) if steps else recipe
     how = dict(score=study.tune.score, scenes=study.tune.scenes) if steps else {}
@@ -392,7 +392,7 @@ def _spec(study, variant, values, steps=None):
 
 
 def _task_spec(study, job):
-    "What is fine-tuned, in full: the pretrained run, the plan, and the sizes of the data"
+    "Describe in full what is fine-tuned: the pretrained run, the plan, and the sizes of the data"
     variant = study.variant(job['variant'])
     trial = 'trial' in job
     draws = 0 if trial else variant_recipe(study, variant)[1].draws
@@ -411,7 +411,7 @@ def _task_spec(study, job):
 
 
 def _other_trial(study, line):
-    "How a trial differs from the one that would have its place today"
+    "List how a trial differs from the one that would have its place today"
     t = study.tune
     grid = study.grid(study.variant(line['variant']))
     i = line['trial']
@@ -461,7 +461,7 @@ StudyFolder.check = check_line
 
 # %% ../../nbs/studies/60_runs.ipynb #6ac4bb7c
 def _job(folder, kind, variant, name, **more):
-    "A job as plain values"
+    "Describe a job in plain values"
     where = folder.path / ('trials' if 'trial' in kind else f'{kind}s') / name
     return dict(
         kind=kind,
@@ -510,7 +510,7 @@ def _round(folder, r, steps, *, values, jobs, log):
 
 # %% ../../nbs/studies/60_runs.ipynb #834bbe42
 def _no_source(folder, variant, seed):
-    "Why the run that a variant depends on is missing: it diverged; '' if it is not"
+    "Say why the run that a variant depends on is missing: it diverged; '' if it did not"
     s = folder.study.source_variant(variant)
     gone = folder.find(kind='diverged', variant=s.name, seed=seed, task=None) if s else []
     return f'its source {s.name} diverged ({gone[0]["error"]})' if gone else ''
@@ -532,7 +532,7 @@ def _without(folder, variant, seed, *, values, error):
 
 
 def _tunable(folder, variants):
-    "The variants whose trials can be trained; that the runs of the others cannot be made is recorded"
+    "Return the variants whose trials can be trained; record that the runs of the others cannot be made"
     study = folder.study
     keep = []
     for a in variants:
@@ -613,7 +613,7 @@ def _finished(folder, job, log):
 
 
 def _run_line(job):
-    "The result of a run, and its losses"
+    "Collect the result of a run, and its losses"
     run = open_run_folder(job['folder'])
     rows = read_log(run / 'log.csv')
     got = last_result(run.path)
@@ -871,7 +871,7 @@ def recorded_tasks(
 
 # %% ../../nbs/studies/60_runs.ipynb #d440362d
 def _alike(study, variant):
-    "All that affects how fast a variant trains: not its texts, number of steps and learning rates"
+    "Return all that affects how fast a variant trains: not its texts, number of steps and learning rates"
     recipe, _ = variant_recipe(study, variant)
     aside = 'source', 'generated', 'steps', 'warmup', 'lr', 'cnn_lr'
     return json.dumps(
@@ -885,7 +885,7 @@ def _alike(study, variant):
 
 
 def _planned_tasks(study, known, alike, jobs, out):
-    "A row for the fine-tunings of each variant; `out` is added to"
+    "Build a row for the fine-tunings of each variant, and add its numbers to `out`"
     rows = []
     speed = {}
     for a in (a for a in study.variants if study.jobs(a)):
@@ -914,7 +914,7 @@ def plan_study(
     log: callable = print,  # Called with each line
     root: FilePath = None,  # Folder of the files of its data, if not that in the study's file
 ) -> dict:  # `runs`, `trials`, `views`, `tasks`, `task_trials` and `hours`
-    "The number of trainings and image views of a study, and about how many hours they take"
+    "Count the trainings and image views of a study, and estimate how many hours they take"
     study = with_root(study, root)
     known = recorded_speed(recorded) if recorded else {}
     alike = {a.name: _alike(study, a) for a in study.variants}  # as fast as each other

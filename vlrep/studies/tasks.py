@@ -40,7 +40,7 @@ def task_trouble(
 
 
 def _finetune(study, job, steps=0, log=print):
-    "A fine-tuning, new or resumed"
+    "Start a fine-tuning, or resume it"
     folder = Path(job['folder'])
     variant = study.variant(job['variant'])
     if any((folder / 'steps').glob('*')) or (folder / 'best').is_dir():
@@ -61,7 +61,7 @@ def _finetune(study, job, steps=0, log=print):
 
 
 def _log_trouble(folder):
-    "`task_trouble` of a run folder"
+    "Compute `task_trouble` for a run folder"
     skipped = Path(folder) / 'skipped.jsonl'
     n = sum(1 for _ in raw_lines(skipped)) if skipped.exists() else 0
     return task_trouble(read_log(Path(folder) / 'log.csv'), n)
@@ -100,7 +100,7 @@ def train_task(
 
 # %% ../../nbs/studies/50_tasks.ipynb #0b7fdd6b
 def _question(row, task):
-    "A row of the test scenes, under the name that comparisons use; None for other rows"
+    "Return a row of the test scenes under the name that comparisons use; None for other rows"
     whole, _, metric = row['question'].partition(', ')
     if whole != f'{task} test':
         return None
@@ -111,7 +111,7 @@ def task_line(
     study: Study,  # With `finetune`
     job: dict,  # As for `train_task_trial`, and done
 ) -> dict:  # `method`, `numbers`: mode and drift -> rows, `seconds`, `unstable`, `curve`
-    "The result of a fine-tuning, from its run folder and that of the pretrained run"
+    "Collect the result of a fine-tuning, from its run folder and that of the pretrained run"
     run = open_run_folder(job['folder'])
     line = last_result(run.path)
     task = job['task']

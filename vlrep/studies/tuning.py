@@ -36,7 +36,7 @@ def tuning_rounds(
     tune: Tuning,  # Steps of the last round, and how many rounds
     n: int,  # Trials of a variant in the first one
 ) -> list:  # (steps, trials) of each round
-    "The rounds of successive halving of one variant"
+    "Plan the rounds of successive halving of one variant"
     return [(tune.steps >> (tune.rounds - 1 - r), math.ceil(n / 2**r)) for r in range(tune.rounds)]
 
 
@@ -45,7 +45,7 @@ def best_trials(
     k: int,  # How many
     score: str,  # Name of the score; of held_loss, lower is better
 ) -> list:  # Their lines, the best first; fewer than `k` if others failed
-    "The best trials; stable trainings rank before unstable ones, ties in the order of the grid"
+    "Choose the best trials; stable trainings rank before unstable ones, ties in the order of the grid"
     good = [l for l in lines if l['score'] is not None and math.isfinite(l['score'])]
     up = 1 if score == 'held_loss' else -1
     return sorted(good, key=lambda l: (bool(l['unstable']), up * l['score'], l['trial']))[:k]
@@ -57,7 +57,7 @@ def validation_score(
     options: object,  # `probe` scenes to fit the probes to, `probe_held` to choose their strength
     tune: Tuning,  # The task, and on how many further scenes it is scored
 ) -> float:  # In percent
-    "A task of the transfer table, evaluated on validation scenes under domain shift"
+    "Evaluate a task of the transfer table on validation scenes under domain shift"
     fit = world('train', options.probe, size=size, shifted=True)
     held_out = world('valid', options.probe_held + tune.scenes, size=size, shifted=True)
     choose, report = (
@@ -75,12 +75,12 @@ def validation_score(
 def study_precision(
     study: Study,  # Its `precision` may be auto
 ) -> str:  # fp32, bf16 or fp16
-    "The precision that the runs of a study compute in here"
+    "Return the precision that the runs of a study compute in here"
     return choose_precision('cuda' if torch.cuda.is_available() else 'cpu', study.precision)
 
 
 def _trained(study, method, recipe, options, splits, *, folder, log):
-    "A learner with the weights of its best checkpoint"
+    "Train a learner and load the weights of its best checkpoint"
     tokenizer = method.train_tokenizer(recipe, splits['train'])
     with Run.create(
         folder,

@@ -156,7 +156,7 @@ def read_study_lines(
 
 
 def _lines_path(path):
-    "The file of lines that is meant"
+    "Return the path of a study's file of lines, from that or its folder"
     path = Path(path) / 'study.jsonl' if Path(path).is_dir() else Path(path)
     if not path.is_file():
         raise ValueError(f'{path}: no such file; vlrep study run writes it')
@@ -167,7 +167,7 @@ def check_head(
     head: dict,  # The first line of a study's file
     path: FilePath,  # Which file, for messages
 ) -> None:
-    "A `ValueError` if it holds no study"
+    "Raise a `ValueError` if the file holds no study"
     if head.get('kind') != 'study' or not isinstance(head.get('table'), dict):
         raise ValueError(f'{path}, line 1: holds no study')
     check_types(head, _HEAD, f'{path}, line 1')
@@ -212,14 +212,14 @@ def read_lines_of(
 
 # %% ../../nbs/studies/30_verdicts.ipynb #9284ef0c
 def _full(cls, table):
-    "A table with the defaults of the fields that it leaves out"
+    "Fill in the defaults of the fields that a table leaves out"
     plain = {f.name: f.default for f in fields(cls) if f.default is not MISSING}
     more = {f.name: f.default_factory() for f in fields(cls) if f.default_factory is not MISSING}
     return json.loads(json.dumps({**plain, **more, **table}, default=str))
 
 
 def _differing(a, b, at=''):
-    "The fields in which two tables differ, in words; tables within them by their own fields"
+    "List in words the fields in which two tables differ; nested tables by their own fields"
     out = []
     for k in dict.fromkeys([*a, *b]):
         v = a.get(k)
@@ -287,7 +287,7 @@ def with_current_file(
 
 # %% ../../nbs/studies/30_verdicts.ipynb #8b4f58e0
 def _with_tasks(run, lines):
-    "A run whose numbers hold the tables of its fine-tunings, and of its held-out loss"
+    "Return a run with the tables of its fine-tunings and its held-out loss among its numbers"
     more = {k: [] for k in TASK_TABLES}
     for l in lines:
         if l['kind'] != 'task' or (l['variant'], l['seed']) != (run['variant'], run['seed']):
@@ -435,7 +435,7 @@ def judge_study(
 
 
 def _difference(study, c, runs, lines):
-    "The `Difference` of a comparison, or a text: which of its runs are missing"
+    "Compute the `Difference` of a comparison, or say which of its runs are missing"
     for name in (c.treatment, c.control):
         is_reference = name == c.control and (name == 'chance' or name[:1] == '@')
         if name not in runs and not is_reference:
@@ -457,7 +457,7 @@ def _difference(study, c, runs, lines):
 
 # %% ../../nbs/studies/30_verdicts.ipynb #3a168f2b
 def _has_answer(lines, c):
-    "Does one of these runs have the row that a comparison is about? Probes and attention belong to every run"
+    "Tell whether one of these runs has the row of a comparison; probes and attention belong to every run"
     if c.table in ('table', 'where'):
         return bool(lines)
     rows = [(r, l) for l in lines for r in l['numbers'].get(c.table) or []]
@@ -472,7 +472,7 @@ def _fine_tuning_of(c):
 
 
 def _reason(lines, variant, seed, c):
-    "Why a run or a result is missing, as far as it is known"
+    "Explain why a run or a result is missing, as far as it is known"
     own = [l for l in lines if (l.get('variant'), l.get('seed')) == (variant, seed)]
     if any(l['kind'] == 'run' for l in own) and c.table not in TASK_TABLES:
         return f': no {c.question!r} in {c.table!r}'

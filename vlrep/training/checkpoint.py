@@ -46,7 +46,7 @@ class Checkpointer(StatefulCallback):
         self.run = is_training(self.learn) and self.main
 
     def where(self) -> str:
-        "For messages: what is saved"
+        "Describe for messages what is saved"
         if not hasattr(self.folder, 'saved'):
             return f'; the last checkpoint is that of step {self.at}' if self.at else ''
         if steps := self.folder.saved():

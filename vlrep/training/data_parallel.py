@@ -17,7 +17,7 @@ from .learner import BaseCallback, BatchLearner, stop_fit
 
 # %% ../../nbs/training/38_data_parallel.ipynb #b2e80008
 class DDPTraining(BaseCallback):
-    "One step for the batches of all processes, by PyTorch's `DistributedDataParallel`"
+    "Callback that trains on the batches of all processes with PyTorch's `DistributedDataParallel`"
 
     name = 'ddp'
     order = 75
@@ -63,7 +63,7 @@ class DDPTraining(BaseCallback):
         self._plain()
 
     def after_backward(self) -> None:
-        "The end of `no_sync`; a `ValueError` names weights that the loss does not reach"
+        "End `no_sync`; stop the fit with a `ValueError` that names weights that the loss does not reach"
         self.window.close()
         if self.net is None:
             return

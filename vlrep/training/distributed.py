@@ -29,7 +29,7 @@ _TURNS = itertools.count()
 
 @dataclass(frozen=True)
 class Dist:
-    "One process of a training, `rank` of `world_size`"
+    "One of the processes that train together: `rank` out of `world_size`"
 
     rank: int = 0  # Index of this process
     world_size: int = 1  # Number of processes
@@ -48,7 +48,7 @@ class Dist:
 
     @property
     def is_main(self) -> bool:
-        "Is it the one that writes files?"
+        "Tell whether this process is the one that writes files"
         return self.rank == 0
 
     def sum(
@@ -105,7 +105,7 @@ class Dist:
 
     @contextmanager
     def main_first(self) -> 'Iterator[None]':
-        """The main process runs the body first; then the others run it, and find the files that it wrote
+        """Run the body in the main process first, then in the others, which find the files that it wrote
 
         They wait without a time limit, since preparing files may take longer than a collective operation may.
         """
@@ -128,7 +128,7 @@ _REACH = 30.0  # Seconds after which an address that does not answer at all is t
 
 
 def _number(name):
-    "A number in the environment; 0 if it is not there"
+    "Read a whole number from an environment variable; 0 if it is not set"
     text = os.environ.get(name, '0')
     try:
         return int(text)
@@ -168,7 +168,7 @@ def _reach(address, port, timeout):
 
 
 def _meeting_place(rank, size, timeout):
-    "The store at the address in the environment, in which the processes of a training meet"
+    "Return the store at the address in the environment, through which the training processes meet"
     address = os.environ['MASTER_ADDR']
     port = _number('MASTER_PORT')
     host = _is_host(rank)
@@ -188,7 +188,7 @@ def _ranks(numbers):
 
 
 def _missing(store, what, dist):
-    "The other ranks that have not set `what`"
+    "List the other ranks that have not set `what`"
     return [r for r in range(dist.world_size) if r != dist.rank and not store.check([f'vlrep/{what}/{r}'])]
 
 
@@ -295,7 +295,7 @@ _BROKEN = (
 
 
 def _is_communication_error(e):
-    "Is this an error of communication between processes, by its class, its message or where it was raised?"
+    "Tell whether an error is one of communication between processes, by its class, message or origin"
     if isinstance(e, distributed.DistError):
         return True
     if not isinstance(e, RuntimeError):
@@ -342,7 +342,7 @@ def _exchange_messages(dist, store, own, patience):
 
 
 def _describe_cause(dist, store, e, patience):
-    "Which rank caused the error `e`, and why"
+    "Describe which rank caused the error `e`, and why"
     try:
         message = _exchange_messages(dist, store, '', patience)
     except RuntimeError:
@@ -358,7 +358,7 @@ def _describe_cause(dist, store, e, patience):
 
 # %% ../../nbs/training/05_distributed.ipynb #a1d7000a
 def _earlier_message(store, dist, e):
-    "The reason of the main process, if it has failed already, and for another reason than `e`; or ''"
+    "Return why the main process failed, if it did so before this one and for another reason than `e`; else ''"
     if dist.is_main or _is_communication_error(e):
         return ''
     until = time.monotonic() + 1
@@ -432,7 +432,7 @@ class SyncedBatchNorm(nn.modules.batchnorm._BatchNorm):
         pass
 
     def forward(self, x: Tensor) -> Tensor:
-        "`x` (b,c,...) normalised; the running statistics move along"
+        "Normalise `x` (b,c,...), in training by the statistics of all processes; update the running ones"
         if not self.training:
             return super().forward(x)
         dims = [0, *range(2, x.ndim)]
@@ -462,7 +462,7 @@ def sync_batch_norm(
     model: nn.Module,  # Its BatchNorm layers, at whatever depth
     dist: Dist,  # The processes
 ) -> 'Iterator[None]':
-    "In the body, BatchNorm in training has the statistics of all processes; weights and buffers stay the same tensors"
+    "Synchronise BatchNorm over all processes within the body; weights and buffers stay the same tensors"
     found = [
         (m, name, c)
         for m in model.modules()

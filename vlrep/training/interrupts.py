@@ -146,7 +146,7 @@ class StopOnSignal(BaseCallback):
 def out_of_memory(
     error: Exception,  # What a training step raised
 ) -> bool:
-    "Is this the error of a device, or of the CPU, that has no memory left?"
+    "Tell whether an error means that a device, or the CPU, has no memory left"
     return (
         isinstance(error, (MemoryError, torch.OutOfMemoryError))
         or isinstance(error, RuntimeError)
@@ -161,7 +161,7 @@ def memory_advice(
     bs: int,  # Images a step
     accumulate: int = 1,  # Parts of a step so far
 ) -> str:
-    "What to do when a step needs more memory than there is"
+    "Say what to do when a step needs more memory than there is"
     if accumulate >= bs:
         return 'out of memory with a single image at a time: use smaller images or a smaller model'
     n = min(bs, 2 * accumulate)

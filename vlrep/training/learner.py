@@ -49,7 +49,7 @@ def _takes_dist(f):
 
 
 class LossTerm(NamedTuple):
-    "One of the losses that a model learns from: a mean over samples of its own, and its weight"
+    "One term of a loss: a mean over samples of its own, as their sum and count, and its weight"
 
     weight: float  # Of the mean, in the sum that is minimised
     total: torch.Tensor  # Sum over the samples of this batch ()
@@ -61,7 +61,7 @@ def combine_terms(
     dist: Dist = Dist(),  # The processes: each mean is over the samples of all
     counts: dict = None,  # Name -> count, if a mean is over more than this batch, as where it is a part of a larger one
 ) -> tuple:  # Total () and count ()
-    "The weighted sum of the means as one `(total, count)`, the count being that of the term that has the most"
+    "Combine the means into their weighted sum, as `(total, count)` with the count of the largest term"
     if not terms:
         raise ValueError('a loss of several terms gave none: give at least one, its count may be 0')
     names = list(terms)
@@ -93,7 +93,7 @@ class GlobalMeanLoss:
         return f'{name}, total / count'
 
     def __call__(self, out, batch):
-        """The mean over the whole batch of all processes ()
+        """Compute a loss () whose average over the processes is the mean over their whole batch
 
         Keeps `total`, `count`, and over all processes `whole_total`, `whole` (the count), `samples`, `terms`: name ->
         total and count (2,), and `weighted`: name -> total times weight ()
@@ -111,7 +111,7 @@ class GlobalMeanLoss:
         out: dict,  # Of the model
         batch: dict,
     ) -> tuple:  # Total () and count (), of this process
-        "The loss, its terms combined"
+        "Compute the loss, with its terms combined"
         alone = self.dist.world_size == 1 or not _takes_dist(self.loss)
         got = self.loss(out, batch) if alone else self.loss(out, batch, dist=self.dist)
         self.terms = {}
@@ -218,7 +218,7 @@ class BaseCallback(Callback):
     """
 
     def check(self, model: torch.nn.Module) -> None:
-        "A `ValueError` if the model does not fit, before a learner is made"
+        "Raise a `ValueError` if the model does not suit this callback, before a learner is made"
 
     def _nothing(self):
         pass
@@ -233,7 +233,7 @@ class StatefulCallback(BaseCallback):
     _keep = ()
 
     def state_dict(self) -> dict:
-        "What must be saved"
+        "Return the attributes that must be saved"
         return {k: getattr(self, k) for k in self._keep}
 
     def load_state_dict(self, state: dict) -> None:
@@ -243,7 +243,7 @@ class StatefulCallback(BaseCallback):
 
 # %% ../../nbs/training/30_learner.ipynb #d6f647a8
 class GradientAccumulation(StatefulCallback):
-    """One step of the optimiser for `n` batches, as if they were one
+    """Callback that makes one optimiser step for `n` batches, as if they were one
 
     Of a loss of several terms, each is a mean over the whole window if the loader has counted first, as
     `MicroBatchLoader` does; else all are weighted by the count of the term that has the most.
@@ -401,7 +401,7 @@ class TrainState(StatefulCallback):
         return self.seconds + (time.perf_counter() - self.since if self.since else 0)
 
     def due(self, total: int) -> bool:
-        "Has training come to the end of an epoch, or of all `total` batches, without a validation since?"
+        "Tell whether an epoch, or all `total` batches, have ended without a validation since"
         return self.batch > self.validated and (self.batch % len(self.dls.train) == 0 or self.batch >= total)
 
     def mean(
@@ -473,12 +473,12 @@ class StopAtStep(BaseCallback):
 def by_steps(
     learn: Learner,  # In a fit
 ) -> bool:
-    "Is the fit one of `fit_steps`, to which the recipe's schedule belongs?"
+    "Tell whether the fit is one of `fit_steps`, to which the recipe's schedule belongs"
     return hasattr(learn, 'stop_at')
 
 
 def is_training(learn: Learner) -> bool:
-    "Is `learn` in a fit that trains, and not validating, predicting or searching for a learning rate?"
+    "Tell whether `learn` is in a fit that trains, not validating, predicting or searching for a learning rate"
     return learn.fitting and not hasattr(learn, 'lr_finder')
 
 
@@ -565,7 +565,7 @@ def _no_training(*args, **kw):
 
 
 class PictureView:
-    "What an exported learner keeps of its loaders: how a picture is prepared, and how ids become text"
+    "The part of its loaders that an exported learner keeps: how to prepare pictures and decode ids to text"
 
     def __init__(
         self,
@@ -626,7 +626,7 @@ class BatchLearner(Learner):
     fitting = False  # inside a fit, also in a search for rates
 
     def get_preds(self, *args, with_loss: bool = False, **kw) -> tuple:
-        "As fastai's, without `with_loss`"
+        "Return predictions as fastai does, without `with_loss`"
         if with_loss:
             raise NotImplementedError(f'with_loss: {_pair}')
         return super().get_preds(*args, **kw)
@@ -648,17 +648,17 @@ class BatchLearner(Learner):
             )
 
     def to_fp16(self, **kw) -> 'BatchLearner':
-        "As fastai's, unless the learner was made with a precision"
+        "Switch to mixed precision as fastai does; raise a `ValueError` if the learner already uses it"
         self._half('to_fp16')
         return Learner.to_fp16(self, **kw)
 
     def to_bf16(self, **kw) -> 'BatchLearner':
-        "As fastai's, unless the learner was made with a precision"
+        "Switch to mixed precision as fastai does; raise a `ValueError` if the learner already uses it"
         self._half('to_bf16')
         return Learner.to_bf16(self, **kw)
 
     def to_non_native_fp16(self, **kw) -> 'BatchLearner':
-        "As fastai's, unless the learner was made with a precision"
+        "Switch to mixed precision as fastai does; raise a `ValueError` if the learner already uses it"
         self._half('to_fp16')
         return Learner.to_non_native_fp16(self, **kw)
 
@@ -669,7 +669,7 @@ class BatchLearner(Learner):
         cbs: list | tuple = None,  # Callbacks for this fit only
         **kw,  # As fastai's: lr, wd, reset_opt, start_epoch
     ) -> None:
-        "As fastai's; afterwards callbacks put back what they changed, and an error that ended it is raised as it was"
+        "Fit as fastai does; then let callbacks undo their changes, and raise unchanged an error that ended it"
         self.trouble = None
         self.fitting = True
         with self.added_cbs(cbs):
@@ -712,7 +712,7 @@ class _Wrapped(OptimWrapper):
 
 
 class _Gathered(BaseCallback):
-    "fastai's gathering of predictions trips over a dict with a single entry; give such a dict a second one"
+    "Callback that adds an entry to a prediction dict with only one, which fastai fails to gather"
 
     def after_pred(self):
         if isinstance(self.pred, dict) and len(self.pred) == 1 and hasattr(self.learn, 'gather_preds'):
@@ -757,7 +757,7 @@ def learner(
     capabilities: callable = visual_only,  # Model -> functions by name, see `vlrep.models.pretrained`
     counts: Callable = None,  # (model, part of a batch) -> as `counts` of `MicroBatchLoader`
 ) -> BatchLearner:
-    "A `BatchLearner`: fastai's Learner for batches that are dicts and losses that return `(total, count)`"
+    "Make a `BatchLearner`, fastai's Learner for dict batches and losses that return `(total, count)`"
     device = getattr(dls, 'device', None)
     if device is not None:
         model.to(device)
@@ -788,7 +788,7 @@ def learner(
 
 # %% ../../nbs/training/30_learner.ipynb #e7c33093
 def _view(dls):
-    "How the validation pictures of `dls` are prepared"
+    "Return how the validation pictures of `dls` are prepared"
     if isinstance(dls, PictureView):
         return dls
     dl = getattr(dls.valid, 'dl', dls.valid)
@@ -833,7 +833,7 @@ def predict(
     with_input: bool = False,  # The batch as well?
 ) -> dict:  # For a batch what the model gives; for a picture `features` (d,), and, if the model has
     # them, `caption` and `logits`
-    "The model's predictions"
+    "Return the model's predictions for a batch or a picture"
     if rm_type_tfms is not None:
         raise NotImplementedError('rm_type_tfms: pictures have no transforms by type here; leave it out')
     m = self.model
@@ -892,7 +892,7 @@ def export(
 
 # %% ../../nbs/training/30_learner.ipynb #31816509
 def training_state(learn: Learner) -> dict:  # Tensors, numbers and names only
-    "What, besides the weights, a run needs to be resumed"
+    "Collect what a run needs to be resumed, besides the weights"
     open_ = any(cb.micro for cb in learn.cbs if isinstance(cb, GradientAccumulation))
     grads = [p.grad for g in learn.opt.param_groups for p in g['params']] if open_ else None
     state = {cb.name: cb.state_dict() for cb in learn.cbs if isinstance(cb, StatefulCallback)}

@@ -36,7 +36,7 @@ def cut_log(
 def peak_memory(
     device: str = 'cpu',  # cpu or cuda
 ) -> float:  # MB of 10^6 bytes; None where the system does not say
-    "The most memory in use so far: of this process, or of the tensors on a GPU"
+    "Return the peak memory so far, of this process or of the tensors on a GPU"
     if torch.device(device).type == 'cuda':
         return torch.cuda.max_memory_allocated(device) / 1e6
     if importlib.util.find_spec('resource') is None:
@@ -175,7 +175,7 @@ class CSVLogger(StatefulCallback):
             )
 
     def _open(self):
-        "The file, at its end: with its header, without a torn last row"
+        "Open the file for appending, with its header and without a torn last row"
         self.path.parent.mkdir(parents=True, exist_ok=True)
         lrs = [f'lr{i}' for i in range(len(self.opt.hypers))]
         added = [
@@ -202,7 +202,7 @@ class CSVLogger(StatefulCallback):
 
 # %% ../../nbs/training/41_logging.ipynb #500e4245
 class EpochLosses(BaseCallback):
-    "`rows`: step, training and held-out loss at the end of each epoch, as `read_log` has them"
+    "Callback that keeps, in `rows`, step, training and held-out loss of each epoch, as `read_log` has them"
 
     order = 71
 
@@ -225,7 +225,7 @@ class EpochLosses(BaseCallback):
 
 # %% ../../nbs/training/41_logging.ipynb #40370f22
 class ProgressLogger(BaseCallback):
-    "One line an epoch; in between, at a terminal or in an interactive notebook, a bar with the time that is left"
+    "Callback that prints a line an epoch and, in a terminal or live notebook, shows a bar with the time left"
 
     name = 'progress'
     order = 60

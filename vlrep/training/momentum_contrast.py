@@ -23,7 +23,7 @@ class MomentumEncoderUpdate(BaseCallback):
     left_out = False
 
     def check(self, model: nn.Module) -> None:
-        "A `ValueError` if the model has no `momentum_update`"
+        "Raise a `ValueError` if the model has no `momentum_update`"
         if not hasattr(model, 'momentum_update'):
             raise ValueError(f'{type(model).__name__} has no `momentum_update()`, which updates its momentum encoder')
 
@@ -46,7 +46,7 @@ class EnqueueKeys(BaseCallback):
     left_out = False
 
     def check(self, model: nn.Module) -> None:
-        "A `ValueError` if the model has no queue"
+        "Raise a `ValueError` if the model has no queue"
         if not hasattr(model, 'stage_keys'):
             raise ValueError(f'{type(model).__name__} has no `stage_keys()`, which fills its queue')
 

@@ -14,7 +14,7 @@ from torch import nn
 
 # %% ../../nbs/training/10_optim.ipynb #88e61a3e
 class Lookahead:
-    "Every `k` steps of the optimiser `inner`, go a part `alpha` of the way from the slow weights to the fast ones"
+    "Optimiser that, every `k` steps of `inner`, moves the slow weights by `alpha` towards the fast ones"
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Lookahead:
 
     @torch.no_grad()
     def step(self) -> None:
-        "One step of the fast weights; every `k`-th time, update the slow weights and continue from these"
+        "Step the fast weights; every `k`-th time, update the slow weights and continue from these"
         fast = self._fast()
         if self.slow is None:
             self.slow = [p.detach().clone() for p in fast]
@@ -120,7 +120,7 @@ def norm_or_bias(
     module: nn.Module,  # The module that owns the parameter
     name: str,  # The parameter's name in it
 ) -> bool:
-    "Is this parameter a bias, or part of a layer normalisation? (no weight decay in VirTex's textual head)"
+    "Tell whether a parameter is a bias or in a LayerNorm (no weight decay in VirTex's textual head)"
     return isinstance(module, nn.LayerNorm) or name in ('bias', 'in_proj_bias')
 
 # %% ../../nbs/training/10_optim.ipynb #f4cd05ff

@@ -24,7 +24,7 @@ _NO_BF16 = 'SSE41 AVX AVX2 AVX2_VNNI AVX2_VNNI_2 AVX512_CORE AVX512_CORE_VNNI'.s
 
 
 def cpu_has_bf16() -> bool:
-    "Does this CPU multiply bfloat16 in hardware, and may PyTorch's library use it?"
+    "Tell whether this CPU multiplies bfloat16 in hardware, and PyTorch's library may use it"
     cap = os.environ.get('ONEDNN_MAX_CPU_ISA', os.environ.get('DNNL_MAX_CPU_ISA', '')).upper()
     able = any(getattr(torch.cpu, f, lambda: False)() for f in ('_is_avx512_bf16_supported', '_is_amx_tile_supported'))
     return able and cap not in _NO_BF16 and torch.backends.mkldnn.is_available()

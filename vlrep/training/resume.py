@@ -113,7 +113,7 @@ def fingerprint(
     dataset: ImageTextDataset,  # Any dataset
     rows: int = 2000,  # Number of images, at most, whose pixels are hashed
 ) -> str:  # 16 hexadecimal digits
-    """A hash of the names, captions, narratives and labels of all images, and of the pixels (or sizes of the files) of
+    """Hash the names, captions, narratives and labels of all images, and the pixels (or sizes of the files) of
     images spread over the dataset"""
     h = hashlib.sha256(f'{type(dataset).__name__} {len(dataset)} {dataset.size}'.encode())
     for i, name in enumerate(dataset.ids):

@@ -41,7 +41,7 @@ os.umask(_UMASK)
 
 
 def _unwritten(path, error):
-    "A library's error when the disk is full, as an `OSError`"
+    "Return a library's write error, such as a full disk, as an `OSError`"
     n = re.search(r'os error (\d+)', str(error))
     if n:
         return write_error(OSError(int(n[1]), os.strerror(int(n[1]))), path)
@@ -79,7 +79,7 @@ def save_weights(
 
 # %% ../../nbs/training/50_run_folder.ipynb #24501c17
 def _frozen_part(path, digest):
-    "The weights that the checkpoint at `path` shares with the others of its run"
+    "Load the weights that the checkpoint at `path` shares with the others of its run"
     places = [p / 'frozen' / f'{digest[:16]}.safetensors' for p in path.resolve().parents[1:3]]
     file = next((p for p in places if p.is_file()), None)
     if file is None:
@@ -133,7 +133,7 @@ class _Noting:
 
 
 def _save_state(state, path):
-    "`torch.save`, with an `OSError` that names the file if it cannot be written"
+    "Save with `torch.save`; raise an `OSError` that names the file if it cannot be written"
     noting = None
     try:
         with open(path, 'wb') as f:
@@ -294,7 +294,7 @@ def reopen(
 # %% ../../nbs/training/50_run_folder.ipynb #ef4f250f
 @patch
 def saved(self: Run) -> list:  # Ascending
-    "The steps of which there are checkpoints"
+    "List the steps that have a checkpoint"
     d = self / 'steps'
     return sorted(int(p.name) for p in d.iterdir() if p.name.isdecimal()) if d.is_dir() else []
 
@@ -362,7 +362,7 @@ def checkpoint(
 # %% ../../nbs/training/50_run_folder.ipynb #8ba3d24c
 @patch
 def _instead(self: Run, which):
-    "For messages where no numbered checkpoint is left: is there the best one?"
+    "Point messages to the best checkpoint where no numbered one is left; '' if there is none"
     return (
         f'; there is the best one, {self / "best"}: ask for best'
         if which != 'best' and (self / 'best').is_dir()
@@ -375,7 +375,7 @@ def start(
     self: Run,
     which: str | int = 'last',  # last, best, or the number of a step; 0 is the beginning
 ) -> Path:  # A checkpoint, checked; None: from the beginning
-    "The checkpoint that a run is resumed from; without any numbered checkpoint, that is the best one"
+    "Return the checkpoint to resume a run from; without any numbered one, that is the best one"
     best = (self / 'best').is_dir() or (self / '.best.old').is_dir()
     alone = best and not self.saved()
     if str(which) == '0' or which == 'last' and not best and not self.saved():
@@ -396,7 +396,7 @@ def weights(
     self: Run,
     which: str | int = 'best',  # best, last, or the number of a step
 ) -> dict:  # Name -> tensor
-    "The weights of a checkpoint, checked"
+    "Load the weights of a checkpoint, checked"
     return load_weights(self.checkpoint(which) / 'model.safetensors')
 
 
@@ -405,7 +405,7 @@ def state(
     self: Run,
     which: str | int = 'last',  # last, best, or the number of a step
 ) -> dict:
-    "What a checkpoint holds besides the weights, checked"
+    "Load what a checkpoint holds besides the weights, checked"
     return read_pickle(self.checkpoint(which) / 'state.pt')
 
 # %% ../../nbs/training/50_run_folder.ipynb #99eb218d
@@ -414,7 +414,7 @@ def part(
     self: Run,
     name: str,  # Such as tokenizer.model
 ) -> Path:
-    "The path of a part that must be there; a `ValueError` if it is not"
+    "Return the path of a part; raise a `ValueError` if it is missing, empty or damaged"
     p = self / name
     if not p.is_file():
         raise ValueError(f'{p}: missing from the run')
@@ -436,7 +436,7 @@ def keep_part(
 
 @patch
 def log(self: Run) -> list:
-    "The rows of `log.csv`"
+    "Read the rows of `log.csv`"
     return read_log(self / 'log.csv')
 
 # %% ../../nbs/training/50_run_folder.ipynb #0324422c
@@ -453,7 +453,7 @@ def add_result(
 
 @patch
 def _results(self: Run):
-    "The results that are whole, and the text of a last line that is not; a `ValueError` names another damaged line"
+    "Read the complete results and the text of a torn last line; raise a `ValueError` for another damaged line"
     p = self / 'result.jsonl'
     out = []
     *lines, tail = p.read_bytes().decode(errors='replace').split('\n') if p.is_file() else ['']
@@ -473,7 +473,7 @@ def _results(self: Run):
 
 @patch
 def results(self: Run) -> list:
-    "All results, oldest first; a `ValueError` names a damaged line"
+    "Read all results, oldest first; raise a `ValueError` that names a damaged line"
     p = self.part('result.jsonl')
     out, torn = self._results()
     if torn:
@@ -493,7 +493,7 @@ def missing(self: Run) -> list:  # Of result.jsonl and report.html; none: the ru
 # %% ../../nbs/training/50_run_folder.ipynb #8720f978
 @patch
 def unfinished(self: Run) -> bool:
-    "Is there no result yet, or only one of fewer steps than the recipe has, since the run goes on to more?"
+    "Tell whether there is no result yet, or only one of fewer steps than the recipe now has"
     results, torn = self._results()
     if torn or not results:
         return True
@@ -513,7 +513,7 @@ def open_run_folder(
 # %% ../../nbs/training/50_run_folder.ipynb #2c0c7b5a
 @patch(as_prop=True)
 def info(self: Run) -> dict:
-    "The facts of `recipe.json`, checked"
+    "Return the facts of `recipe.json`, checked"
     if '_info' not in self.__dict__:
         self._info = read_run_facts(self.path)
     return self._info
@@ -537,5 +537,5 @@ def change(
 
 @patch(as_prop=True)
 def recipe(self: Run) -> dict:
-    "The recipe, every field"
+    "Return the recipe with every field"
     return self.info['recipe']

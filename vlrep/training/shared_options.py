@@ -40,7 +40,7 @@ def peak_bytes(
     f: callable,  # Called once, without arguments
     device: str = 'cpu',  # cpu or cuda
 ) -> int:  # Bytes
-    "The most memory that tensors of `f` take at a time, beyond what was in use before"
+    "Measure the most memory that tensors of `f` take at a time, beyond what was in use before"
     if torch.device(device).type != 'cuda':
         with _Live() as seen:
             f()
@@ -91,7 +91,7 @@ class EMA(StatefulCallback):
         return [(b, m.momentum) for m in norms for b in m.buffers(recurse=False) if b.is_floating_point()]
 
     def tensors(self) -> list:
-        "What is averaged, as it is in the model"
+        "List the tensors of the model that are averaged"
         return self.parameters() + [b for b, _ in self.statistics()]
 
     def load_state_dict(self, state: dict) -> None:
@@ -111,7 +111,7 @@ class EMA(StatefulCallback):
         self,
         now: list,  # The trained weights, as `tensors` gives them
     ) -> list:
-        "The averaged parameters, and BatchNorm statistics of the same average age, for the model"
+        "Return the averaged parameters, and BatchNorm statistics of the same average age, for the model"
         n = len(self.parameters())
         d = self.rate()
 
@@ -239,7 +239,7 @@ class BackboneOptions(BaseCallback):
         self.backend = backend
 
     def check(self, model: nn.Module) -> None:
-        "A `ValueError` names the field that the backbone cannot have"
+        "Raise a `ValueError` that names the field that the backbone does not support"
         visual = getattr(model, 'visual', None)
         for on, what, field in (
             (self.freeze, 'stage_modules', f'frozen_stages={self.freeze}'),

@@ -23,7 +23,7 @@ TEST_PHOTOS = 'test_photos.json'
 
 
 def _photo_digest(dataset, row):
-    "A hash of the captions of an image, and of the size of its file or of its pixels"
+    "Hash the captions of an image with the size of its file, the size of the image, or its pixels"
     if hasattr(dataset, 'path'):
         size = os.path.getsize(dataset.path(row)) if os.path.isfile(dataset.path(row)) else -1
         seen = str(size).encode()

@@ -78,7 +78,7 @@ class SynthBackbone(nn.Linear):
 
 
 class SynthModel(nn.Module):
-    "One hidden layer, half of it dropped out in training"
+    "Network with one hidden layer, half of which is dropped out in training"
 
     def __init__(self):
         super().__init__()
@@ -104,7 +104,7 @@ def synth_learner(
     seed: int = 0,  # Of the initial weights
     **kw,  # Of `SynthPoints`: n, bs, seed, train
 ) -> Learner:  # 60 points to train on, 30 held out: 4 steps an epoch
-    "A learner that trains in a tenth of a second"
+    "Make a learner that trains in a tenth of a second"
     torch.manual_seed(seed)
     m = SynthModel()
     groups = param_groups(m, [([m.visual], lr), (None, lr / 10)])
@@ -113,5 +113,5 @@ def synth_learner(
 
 
 def flat_weights(learn: Learner) -> torch.Tensor:  # (n,), a copy
-    "All parameters in one vector, to be compared"
+    "Copy all parameters into one vector, for comparison"
     return torch.cat([p.detach().flatten() for p in learn.model.parameters()]).clone()

@@ -23,7 +23,7 @@ def _tensorboard(folder):
     from vlrep.training.logging import gradient_norm, step_numbers
 
     class TensorBoardLogger(TensorBoardCallback):
-        "fastai's, which fails on settings of the optimiser that are not numbers"
+        "fastai's callback without the optimiser settings that are not numbers, on which it would fail"
 
         name = 'tensor_board'
         norm = None
@@ -63,7 +63,7 @@ def _wandb(folder):
         raise ValueError(f'--tracker wandb: {e}; log in with `wandb login`, or set WANDB_MODE=offline') from e
 
     class WandbLogger(WandbCallback):
-        "fastai's, and the numbers of the log"
+        "fastai's callback, extended by the numbers of the log"
 
         name = 'wandb'
         norm = None
@@ -86,7 +86,7 @@ def _wandb(folder):
 def check_tracker(
     name: str,  # What was asked for
 ) -> None:
-    "A `ValueError` if `name` is none of `TRACKERS`, or its package is missing; nothing is imported"
+    "Raise a `ValueError` if `name` is not in `TRACKERS` or its package is missing; import nothing"
     if name not in TRACKERS:
         raise did_you_mean('--tracker', name, TRACKERS)
     if importlib.util.find_spec(name) is None:
@@ -97,6 +97,6 @@ def tracker(
     name: str,  # One of `TRACKERS`
     folder: FilePath,  # Of the run: event files go into its `tensorboard`, those of Weights & Biases into its `wandb`
 ) -> object:  # fastai's callback, for a learner of this library
-    "A callback that sends losses and rates to a tracker; a `ValueError` as for `check_tracker`"
+    "Make a callback that sends losses and rates to a tracker; raise a `ValueError` as `check_tracker` does"
     check_tracker(name)
     return dict(zip(TRACKERS, (_tensorboard, _wandb)))[name](Path(folder))

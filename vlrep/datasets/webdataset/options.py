@@ -19,7 +19,7 @@ from ..base import DATASETS, DatasetBuilder, PhotoOptions
 # %% ../../../nbs/datasets/webdataset/10_options.ipynb #5ad10005
 @dataclass(frozen=True)
 class WebdatasetOptions(PhotoOptions):
-    "How shards are read and split"
+    "Options of a dataset of shards: how they are read and split"
 
     window: Int(0, 10**6) = 10  # Shards whose samples are shuffled together; 0: all of them
     bucket: Int(0, 10**6) = 0  # Batches that are sorted by length of caption together; 0: not sorted
@@ -33,7 +33,7 @@ _PART_NAMES = dict(train='train', val='valid', valid='valid', validation='valid'
 
 
 def _part_name(path):
-    "The word in the name of a shard's folder, or else in its own, that says which part it is; '' if there is none"
+    "Find the word in the name of a shard's folder, or in its own, that names its part; '' unless just one"
     if path.parent.name.lower() in _PART_NAMES:
         return path.parent.name.lower()
     found = set(re.findall('[a-z]+', path.stem.lower())) & _PART_NAMES.keys()

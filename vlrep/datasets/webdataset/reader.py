@@ -24,7 +24,7 @@ from .options import WebdatasetOptions, shard_parts
 
 # %% ../../../nbs/datasets/webdataset/20_reader.ipynb #5ad20005
 def _counted(counts, end):
-    "A sentence for each thing that was counted, with the first few names"
+    "Write a sentence for each thing that was counted, with the first few names"
     lines = []
     for what, (n, some) in counts.items():
         names = ', '.join(some[:3])

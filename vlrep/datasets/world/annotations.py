@@ -90,7 +90,7 @@ def attributes(
 # %% ../../../nbs/datasets/world/35_annotations.ipynb #a43ed931
 @lru_cache(None)
 def _classes(setting):
-    "phrase -> the phrases that mean the same in a scene of this setting"
+    "Map phrases to those of the same meaning in a scene of this setting, and compile a pattern for them"
     sets = [
         *_relations.values(),
         _near,

@@ -95,7 +95,7 @@ def article(
 
 # %% ../../../nbs/datasets/world/15_captions.ipynb #fd0a25f1
 def _entries(category):
-    "(name, variant or None, size or None, weight) of each name of `category`"
+    "Yield (name, variant or None, size or None, weight) for each name of `category`"
     for e in _nouns[category].split():
         word, _, w = e.partition('*')
         word, _, size = word.partition('<')
@@ -220,7 +220,7 @@ _its = dict(
 def _area(
     thing: dict,  # An object of a scene
 ) -> float:  # Part of the picture that its box covers
-    "The area of the thing's box"
+    "Compute the area of the thing's box"
     x0, y0, x1, y1 = thing['box']
     return (x1 - x0) * (y1 - y0)
 
@@ -274,7 +274,7 @@ _wet = dict(floating=' on the water', sailing=' on the water', swimming=' in the
 
 
 def _same(objects, key):
-    "The value of `key` that all the things share, else None"
+    "Return the value of `key` that all the things share, else None"
     v = objects[0][key]
     return v if len(objects) == 1 or all(o[key] == v for o in objects) else None
 
@@ -285,7 +285,7 @@ def _is(objects):
 # %% ../../../nbs/datasets/world/15_captions.ipynb #46d390ce
 @dataclass(frozen=True)
 class Person:
-    "What somebody likes to mention; chances from 0 to 1"
+    "What a person who writes captions likes to mention, as chances from 0 to 1"
 
     frames: tuple  # Ways of building a sentence; the first that has something to say is used
     color: float = 0.4  # Colours
@@ -427,7 +427,7 @@ class Voice:
 
 # %% ../../../nbs/datasets/world/15_captions.ipynb #8f5f55ab
 def _list(v):
-    "A and B on the street"
+    "Write a caption like 'a dog and a cat on the street'"
     ms = v.noticed(v.pick((1, 2, 2, 3)))
     act = v.doing(ms[0]) if v.maybe(v.p.action) else ''
     parts = [v.name(m, did=bool(act) and m is ms[0]) for m in ms]
@@ -445,7 +445,7 @@ def _list(v):
 
 
 def _colors(v):
-    "The car is red and the house is blue; or a red car and a blue house"
+    "Write a caption like 'the car is red and the house is blue' or 'a red car and a blue house'"
     ms = v.noticed(v.pick((1, 2, 2, 3)), each=True)
 
     def say(o):
@@ -461,7 +461,7 @@ def _colors(v):
 
 # %% ../../../nbs/datasets/world/15_captions.ipynb #18a84449
 def _story(v):
-    "A dog is running on the beach while a bird flies"
+    "Write a caption like 'a dog is running on the beach while a bird flies', or ''"
     ms = [m for m in v.noticed(5) if _same(m, 'action')]
     if not ms:
         return ''
@@ -479,7 +479,7 @@ def _story(v):
 
 
 def _travel(v):
-    "A sandy beach with two boats; in the kitchen there is a cake"
+    "Write a caption like 'a sandy beach with two boats' or 'in the kitchen there is a cake'"
     at, see, _ = _places[v.setting]
     ms = v.noticed(v.pick((1, 2, 2, 3)))
     k = v.random()
@@ -522,7 +522,7 @@ def _count(v):
 
 
 def _between(v, a):
-    "A cat between a dog and a tree"
+    "Write a caption like 'a cat between a dog and a tree', or ''"
     l, r = (
         [b for b in v.objects if b['category'] != a['category'] and relation(a, b) == side]
         for side in ('right', 'left')
@@ -534,7 +534,7 @@ def _between(v, a):
 
 # %% ../../../nbs/datasets/world/15_captions.ipynb #793364e9
 def _pair(v):
-    "A cat to the left of a chair; behind the house is a tree"
+    "Write a caption like 'a cat to the left of a chair' or 'behind the house is a tree', or ''"
     a = v.pick(v.objects)
     if v.maybe(0.3) and (text := _between(v, a)):
         return text
@@ -564,7 +564,7 @@ def _pair(v):
 
 
 def _spread(v):
-    "A cup on the left and a cake on the right"
+    "Write a caption like 'a cup on the left and a cake on the right', or ''"
     ms = [(m, third_of(m[0])) for m in v.noticed(4, each=True)]
     ms = [(m, s) for m, s in ms if s]
     if not ms:

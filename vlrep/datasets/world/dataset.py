@@ -69,7 +69,7 @@ _usual = Difficulty()
 
 
 def _prefix(split, shifted):
-    "The beginning of the names of scenes and sets"
+    "Return the beginning of the names of scenes and sets"
     return f'shifted-{split}' if shifted else split
 
 
@@ -78,13 +78,13 @@ def _key(number, shifted):
 
 
 def _annotation(number, shifted, difficulty=_usual):
-    "A scene's layout as it reads back from JSON, and its captions"
+    "Return a scene's layout as it reads back from JSON, and its captions"
     a = layout(number, shifted=shifted) if difficulty == _usual else layout_at(difficulty, number, shifted=shifted)
     return json.loads(json.dumps(a)), captions_at(difficulty, a, *_key(number, shifted))
 
 
 def _record(a, split, index, captions, image=None):
-    "The record of annotation `a`"
+    "Build the record of annotation `a`"
     for o in a['objects']:
         o['box'] = tuple(o['box'])
     return Record(
@@ -171,7 +171,7 @@ def _tight(x):
 
 
 def _pixels(with_):
-    "What of a set of scenes has pixels"
+    "List the parts of a set of scenes that consist of pixels"
     return ['images', *(p for p in PIXELS if p in with_)]
 
 
@@ -210,7 +210,7 @@ def _part(folder, k, lo, hi, what):
 
 # %% ../../../nbs/datasets/world/50_dataset.ipynb #66d7f427
 def _part_main(job):
-    "What a helping process does: draw its share, and write the number of scenes drawn every now and then"
+    "Draw a helper process's share of scenes, and write to stdout now and then how many are drawn"
     ticks = _part(*job)
     try:
         while some := sum(itertools.islice(ticks, 64)):
@@ -223,7 +223,7 @@ _HELPER = 'import json, sys; from vlrep.datasets.world.dataset import _part_main
 
 
 def _ended(code, log):
-    "How a helping process ended, in words"
+    "Return an `OSError` that says in words how a helper process ended"
     log.seek(0)
     why = log.read().decode(errors='replace').strip()[-800:]
     how = f'was killed by {signal.Signals(-code).name}' if code < 0 else f'stopped with code {code}'
@@ -260,7 +260,7 @@ def _processes(folder, jobs):
 
 # %% ../../../nbs/datasets/world/50_dataset.ipynb #4c7686d0
 def _room(folder, n, pixels):
-    "An `OSError` if the disk has no room for `n` scenes with so many bytes of pixels, and 1.5 kB of text each"
+    "Raise an `OSError` if the disk has no room for `n` scenes: `pixels` bytes, and 1.5 kB of text each"
     disk = shutil.disk_usage(folder)
     need = pixels + 1500 * n
     if 0 < disk.total and disk.free < need:
@@ -324,7 +324,7 @@ _few = 1500  # up to so many scenes are drawn without the help of other processe
 
 
 def _row(i, *, notes, captions, split, start, more, names, px):
-    "The record of row `i`, without its picture"
+    "Build the record of row `i`, without its picture"
     r = _record(json.loads(notes[i][0]), split, start + int(i), captions[i])
     if not names:
         return r
@@ -371,7 +371,7 @@ def _place(what):
 
 
 def _larger(cache, what):
-    "A whole set in the cache that begins with the scenes that `what` describes, or None"
+    "Find a whole set in the cache that begins with the scenes that `what` describes, or return None"
     begin, _, size, _ = _place(what).rsplit('-', 3)
     for n in sorted({int(p.name.rsplit('-', 3)[1]) for p in cache.glob(f'{begin}-*-{size}-*') if p.is_dir()}):
         p = cache / _place({**what, 'n': n})

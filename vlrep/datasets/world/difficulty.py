@@ -34,7 +34,7 @@ _limits = dict(
 
 @dataclass(frozen=True)
 class Difficulty:
-    "How hard the world is; the defaults are the world as it is"
+    "Settings of how hard the world is; by default it is as usual"
 
     size: float = 1.0  # Things so many times as large as usual, .3 to 2
     number: float = 1.0  # Above 1 more things a scene, below 1 fewer, .2 to 5
@@ -72,7 +72,7 @@ def layout_at(
 
 # %% ../../../nbs/datasets/world/40_difficulty.ipynb #3c97e569
 def _scraps(a):
-    "(colour, corners in parts of the frame) of each scrap"
+    "Return (colour, corners in parts of the frame) of each scrap"
     r = Random(a['place']['seed'] + 2)
     out = []
     for _ in range(a['place'].get('scraps', 0)):
@@ -131,7 +131,7 @@ class _Talker(Voice):
 
 
 def _falsified(scene, r):
-    "The scene with one thing of another category or colour"
+    "Copy the scene and give one of its things another category or colour"
     os = [dict(o) for o in scene['objects']]
     o = r.choice(os)
     present = {p['category'] for p in os}

@@ -89,7 +89,7 @@ def draw_trace(
 
 
 def _places(n):
-    "(words, (x, y, t)) of runs of utterances about the same thing, apart from each other"
+    "Place runs of utterances about the same thing, apart from each other: (words, (x, y, t))"
     runs = []
     out = []
     for (w, a, b), k in zip(n.utterances, n.referents or range(len(n.utterances))):
@@ -128,7 +128,7 @@ def draw_answers(
 
 
 def _lines(r):
-    "(heading, [(text, colour)]) of what the record says in words"
+    "List (heading, [(text, colour)]) of what the record says in words"
     ink = INK['text']
     out = []
     if r.captions:
@@ -151,7 +151,7 @@ def _lines(r):
 
 # %% ../../../nbs/datasets/world/55_gallery.ipynb #94283eef
 def _rows(blocks, wide):
-    "How many lines high the blocks are"
+    "Compute how many lines high the blocks are, with their headings"
     return sum(1.55 + sum(len(textwrap.wrap(text, wide)) for text, _ in lines) for _, lines in blocks)
 
 

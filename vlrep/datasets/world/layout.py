@@ -114,7 +114,7 @@ def _pick(r, seq):
 
 
 def _act(r, c, z, setting):
-    "What `c` does, and in which zone: ground, sky or water"
+    "Choose what `c` does, or None, and in which zone: ground, sky or water"
     acts = ACTIONS[c]
     q = r.random()
     out = setting not in ('room', 'kitchen')
@@ -190,7 +190,7 @@ def hidden_fraction(
 
 
 def _place(r, bb, s, zone, lo, *, hi, bounce, edge):
-    "One try: origin x, y, size and floor"
+    "Choose one place at random: origin x, y, size and floor"
     if zone == 'sky':
         top = lo - s * bb[1]
         bot = hi - s * bb[3]
@@ -208,7 +208,7 @@ def _place(r, bb, s, zone, lo, *, hi, bounce, edge):
 
 # %% ../../../nbs/datasets/world/10_layout.ipynb #c49f01b5
 def _thing(r, c, setting, z, crowd, *, before, shifted):
-    "One annotated thing without its place, the bounds of its outlines, its zone and its size"
+    "Make one annotated thing without its place, the bounds of its outlines, its zone and its size"
     color = before
     if not before or r.random() >= 0.5:
         colors = tuple(COLORS)
@@ -751,7 +751,7 @@ def _effects(im, fx, pal, s, strength, *, shade):
 
 
 def _mirror(im, own, pal, y1, s):
-    "A faint, flattened reflection below `y1`"
+    "Draw a faint, flattened reflection below `y1`"
     x0, _, x1, _ = bounds(own)
     q = max(1, int(0.4 * s))
     ox = int(x0)

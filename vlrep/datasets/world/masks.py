@@ -13,7 +13,7 @@ from .objects import shapes
 
 # %% ../../../nbs/datasets/world/20_masks.ipynb #63433b68
 def _most(v):
-    "The commonest of four numbers, the largest of those that tie: (4,n) -> (n,)"
+    "Return the commonest of four numbers, the largest of those that tie: (4,n) -> (n,)"
     v0, v1, v2, v3 = np.sort(v, 0)
     return np.where((v2 == v3) | (v1 == v2), v2, np.where(v0 == v1, v0, v3))
 

@@ -64,7 +64,7 @@ _teller = Person((), color=0.75, size=0.3, action=0.0, kind=0.04)
 
 
 def _region(a, name):
-    "The box of sky, ground or water"
+    "Return the box of sky, ground or water"
     h = a['place']['horizon']
     z = zones(a['setting'], h)
     top, bottom = dict(sky=(0.0, h), water=z['water'], ground=(h, 1.0))[name]
@@ -72,7 +72,7 @@ def _region(a, name):
 
 # %% ../../../nbs/datasets/world/25_narratives.ipynb #ea98f448
 def _thing_pieces(v, k, mentioned, scene):
-    "What is said of object `k`, after the objects `mentioned`"
+    "Compose what is said of object `k` after the objects `mentioned`: (words, about)"
     o = scene['objects'][k]
     r = v.random
     out = []
@@ -136,7 +136,7 @@ def _pieces(scene, r):
 
 # %% ../../../nbs/datasets/world/25_narratives.ipynb #700fb4a5
 def _timed(sentences, r):
-    "(utterances, about, spans): spans are (start, end, about, region) of whole pieces"
+    "Give sentences times: (utterances, about, spans), spans are (start, end, about, region) of pieces"
     u = []
     referents = []
     spans = []

@@ -129,7 +129,7 @@ def smooth(
 
 # %% ../../../nbs/datasets/world/00_primitives.ipynb #c0e0b338
 def _arc(pts):
-    "An open curve through `pts`, four points a piece"
+    "Interpolate an open curve through `pts`, four points a piece"
     q = [pts[0]] + list(pts) + [pts[-1]]
     out = []
     for (ax, ay), (bx, by), (cx, cy), (dx, dy) in zip(q, q[1:], q[2:], q[3:]):
@@ -375,7 +375,7 @@ def pattern(
 def _glow(
     strength: int,  # 0-100 in the middle
 ) -> Image.Image:  # 'L', 64 pixels
-    "A soft round spot"
+    "Draw a soft round spot"
     u = np.linspace(-1, 1, 64, dtype=np.float32)
     return Image.fromarray(
         np.uint8(2.55 * strength * np.clip(1 - np.sqrt(u[None] ** 2 + u[:, None] ** 2), 0, 1) ** 1.3)
@@ -408,7 +408,7 @@ def _rim(
     m: np.ndarray,  # Mask, 0 or 255, with an empty border
     n: int = 1,  # Width of the rim in pixels
 ) -> Image.Image:  # 'L', half strength
-    "The mask, `n` pixels wider all round"
+    "Widen the mask by `n` pixels all round"
     for _ in range(n):
         w = m.copy()
         w[1:] |= m[:-1]
@@ -421,7 +421,7 @@ def _rim(
 # %% ../../../nbs/datasets/world/00_primitives.ipynb #03aeeb2c
 @functools.lru_cache(16)
 def _relief(shapes, off, size, k, n):
-    "What does not depend on colours: fills that there are, which of them shows where, mask, light (h,w), rim"
+    "Compute what does not depend on colours: the fills, which one shows where, mask, light (h,w,1), rim"
     names = [None, *dict.fromkeys(shapes.fills)]
     lay = Image.new('L', size)
     h = size[1]

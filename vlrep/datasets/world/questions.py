@@ -69,7 +69,7 @@ def _alone(scene):
 
 
 def _pairs(objects):
-    "(a, b, where a is) for all pairs of which one is clearly beside, above or below the other"
+    "List (a, b, where a is) for all pairs in which a is clearly beside, above or below b"
     pairs = ((a, b, relation(a, b)) for a in objects for b in objects if a is not b)
     return [p for p in pairs if p[2] in _OPPOSITE]
 
@@ -78,13 +78,13 @@ _OPPOSITE = dict(left='right', right='left', above='below', below='above')
 
 
 def _absent(scene):
-    "The categories that might be in a scene, and are not"
+    "List the categories that might be in a scene, and are not"
     present = {o['category'] for o in scene['objects']}
     return [c for c in (CATEGORIES if scene['shifted'] else SEEN) if c not in present]
 
 
 def _q_what(s, r):
-    "What is on the left? What is behind the house? What animal is it?"
+    "Ask 'What is on the left?', 'What is behind the house?' or 'What animal is in the picture?'"
     os = s['objects']
     found = []
     for side in ('left', 'right', 'middle'):
@@ -110,7 +110,7 @@ def _q_what(s, r):
 
 # %% ../../../nbs/datasets/world/30_questions.ipynb #3b33f9bf
 def _q_color(s, r):
-    "What color is the dog?"
+    "Ask 'What color is the dog?'; None if no thing is unique"
     x = _alone(s)
     if not x:
         return None
@@ -120,7 +120,7 @@ def _q_color(s, r):
 
 
 def _q_number(s, r):
-    "How many dogs are there? How many animals can you see?"
+    "Ask 'How many dogs are there?' or 'How many animals can you see?'"
     os = s['objects']
     k = r.random()
     o = r.choice(os)
@@ -139,7 +139,7 @@ def _q_number(s, r):
 
 
 def _q_where(s, r):
-    "Where is the dog? Where was this picture taken?"
+    "Ask 'Where is the dog?' or 'Where was this picture taken?'; None if neither fits"
     x = [o for o in _alone(s) if third_of(o)]
     place = _where.get(s['setting'])
     if place and (not x or r.random() < 0.5):
@@ -153,7 +153,7 @@ def _q_where(s, r):
 
 
 def _q_action(s, r):
-    "What is the dog doing?"
+    "Ask 'What is the dog doing?'; None if no unique thing acts"
     x = [o for o in _alone(s) if o['action']]
     if not x:
         return None
@@ -164,7 +164,7 @@ def _q_action(s, r):
 
 # %% ../../../nbs/datasets/world/30_questions.ipynb #1cecf2cd
 def _q_yesno(s, r):
-    "Is there a dog? Is the dog brown? Is the dog running? Is the dog to the left of the tree?"
+    "Ask yes or no: is there a dog, is it brown, is it running, is it to the left of the tree?"
     yes = r.random() < 0.5
     k = r.random()
     x = _alone(s)
@@ -191,7 +191,7 @@ def _q_yesno(s, r):
 
 
 def _q_none(s, r):
-    "A question that cannot be answered from the picture"
+    "Ask a question that cannot be answered from the picture"
     c = r.choice(_absent(s))
     o = r.choice(s['objects'])
     q, guess = r.choice(
@@ -273,7 +273,7 @@ _digit = ('no', 'one', 'two', 'three', 'four', 'five', 'six')
 
 # %% ../../../nbs/datasets/world/30_questions.ipynb #66b37212
 def _visible(s, r, true):
-    "A claim about what can be seen, true or false"
+    "Make a claim about what can be seen, true or false as `true` says"
     os = s['objects']
     x = _alone(s)
     k = r.random()
@@ -308,7 +308,7 @@ def _visible(s, r, true):
 
 # %% ../../../nbs/datasets/world/30_questions.ipynb #601bec7b
 def _neutral(s, r):
-    "A claim that the picture does not decide"
+    "Make a claim that the picture does not decide"
     alone = _alone(s)
     o = r.choice(alone or s['objects'])
     k = r.random()

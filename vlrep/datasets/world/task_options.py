@@ -13,7 +13,7 @@ from ...core.fields import Int
 # %% ../../../nbs/datasets/world/65_task_options.ipynb #3fa79943
 @dataclass(frozen=True)
 class WorldTaskOptions:
-    "How many scenes the parts of a task have"
+    "Options of a task on the world: how many scenes its parts have"
 
     scenes: Int(4, 10**7) = 2000  # To learn from
     valid: Int(4, 10**6) = 400  # Held out: they choose the checkpoint

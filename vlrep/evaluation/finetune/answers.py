@@ -32,7 +32,7 @@ def answer_labels(
     train: TaskDataset,  # With answers of people
     plan: FinetunePlan,  # Its `answers` is used; 0 means the 3129 of VQA 2.0
 ) -> list:  # `<unk>` and the most frequent answers
-    "The answer vocabulary"
+    "Build the answer vocabulary from the training answers"
     return answer_vocabulary((train.answers[i] for i in range(len(train))), plan.answers or 3129)
 
 
@@ -40,22 +40,22 @@ def answer_scores(
     answers: list,  # Of ten people
     labels: list,  # Not used: what is not among them is counted by `with_targets`
 ) -> dict:  # Answer -> score
-    "The score of each answer"
+    "Compute the score of each answer"
     return soft_scores(answers)
 
 
 def entailment_labels(train: TaskDataset, plan: FinetunePlan) -> list:
-    "The three classes"
+    "Return the three classes of entailment"
     return list(ENTAILMENT)
 
 
 def all_labels(train: TaskDataset, plan: FinetunePlan) -> list:
-    "All labels that occur in training, sorted"
+    "List all labels that occur in training, sorted"
     return sorted({a for i in range(len(train)) for a in train.answers[i]})
 
 
 def film_genres(train: TaskDataset, plan: FinetunePlan) -> list:
-    "The genres of MM-IMDB"
+    "Return the genres of MM-IMDB"
     return [*GENRES_23, *([UNKNOWN] if plan.genres == 24 else [])]
 
 
@@ -63,7 +63,7 @@ def label_sets(
     answers: list,  # Labels of an example
     labels: list,  # All labels; `<unk>`, if there, represents all others
 ) -> dict:  # Label -> 1
-    "Each label has the score 1"
+    "Give each label the score 1"
     return {a if a in labels or UNKNOWN not in labels else UNKNOWN: 1.0 for a in answers}
 
 
@@ -92,25 +92,25 @@ def best_label(
     logits: Tensor,  # (n,k)
     labels: list,  # k
 ) -> np.ndarray:  # int64 (n,)
-    "The best label that is not `<unk>`"
+    "Choose the best label that is not `<unk>`"
     hidden = torch.tensor([l == UNKNOWN for l in labels], device=logits.device)
     return logits.masked_fill(hidden, -torch.inf).argmax(1).cpu().numpy()
 
 
 def likely_labels(logits: Tensor, labels: list) -> np.ndarray:  # bool (n,k)
-    "The labels with a probability above one half"
+    "Choose the labels with a probability above one half"
     return (logits > 0).cpu().numpy()
 
 
 def commonest_label(
     train: TaskDataset,  # With targets
 ) -> np.ndarray:  # int64 (1,)
-    "The label with the highest total score over all training examples: the baseline without any input"
+    "Find the label with the highest total score over all training examples: the baseline without any input"
     return np.asarray(train.targets.sum(0)).argmax(1)
 
 
 def commonest_set(train: TaskDataset) -> np.ndarray:  # bool (1,k)
-    "The most frequent labels, as many as have the best micro F1 over all training examples"
+    "Choose the most frequent labels, as many as give the best micro F1 over all training examples"
     true = train.targets.toarray() > 0
     n = true.sum(0)
     order = np.argsort(-n, kind='stable')
@@ -126,7 +126,7 @@ def answer_accuracy(
     seed: int = 0,  # Of the bootstrap
     draws: int = 500,  # Number of bootstrap resamples of images, each with all its questions
 ) -> dict:  # accuracy -> (value, low, high)
-    "The mean score of the answers given"
+    "Compute the mean score of the given answers"
     scores = np.asarray(examples.targets[np.arange(len(examples)), np.array(decisions)]).ravel()
     return dict(accuracy=mean_interval(scores, examples.rows, draws, seed))
 
@@ -157,7 +157,7 @@ def submit_vizwiz(path: FilePath, examples: TaskDataset, decisions: np.ndarray) 
 
 
 def submit_snli_ve(path: FilePath, examples: TaskDataset, decisions: np.ndarray) -> None:
-    "A line of JSON for each statement"
+    "Write a line of JSON for each statement"
     lines = [json.dumps(dict(pairID=i, prediction=a)) for i, a in zip(examples.ids, _texts(examples, decisions))]
     with atomic_file(path) as new:
         new.write_text('\n'.join([*lines, '']), encoding='utf-8')

@@ -50,7 +50,7 @@ def without_regions(
     batch: dict,  # With `tokens`
     width: int,  # Of the features of regions
 ) -> dict:  # The same without the image: of each row no region is real
-    "A batch of texts alone"
+    "Remove the image from a batch, leaving texts alone"
     b = len(batch['tokens'])
     like = batch.get('images', batch['tokens'])
 
@@ -113,7 +113,7 @@ class FinetuneModel(nn.Module):
         return self.body.visual
 
     def train(self, mode: bool = True) -> 'FinetuneModel':
-        "As `nn.Module.train`; a frozen body stays in evaluation mode"
+        "Set the mode as `nn.Module.train` does; a frozen body stays in evaluation mode"
         super().train(mode)
         if self.frozen:
             self.body.eval()
@@ -124,7 +124,7 @@ class FinetuneModel(nn.Module):
         batch: dict,  # `tokens` (b,s), `lengths` (b,), perhaps `segments`, and the image or its regions
         text_only: bool = False,  # Without the image?
     ) -> Tensor:  # (b,d)
-        "The input of the head"
+        "Compute the input of the head"
         if text_only or self.text_only:
             batch = without_regions(batch, self.body.region_encoder.width)
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen):

@@ -57,7 +57,7 @@ PLANS = dict(
 # %% ../../../nbs/evaluation/finetune/10_plan.ipynb #deedf42f
 @dataclass(frozen=True, eq=False, repr=False)
 class TaskSource:
-    "Where the examples of a task come from"
+    "Source of the examples of a task"
 
     read: Callable = Lazy()  # (root, split, size, log=, max_corrupt=) -> TaskDataset; with `options`: (split,
     # size, options, log=)
@@ -95,7 +95,7 @@ class FinetuneTask:
         self,
         data: str,  # As for --data
     ) -> TaskSource:
-        "Where the examples of `data` come from; a `ValueError` names the nearest"
+        "Return where the examples of `data` come from; raise a `ValueError` that suggests the nearest name"
         if data not in self.sources:
             raise did_you_mean(f'--data of --task {self.name}', data, self.sources)
         return self.sources[data]
@@ -104,7 +104,7 @@ class FinetuneTask:
         self,
         root: str = None,  # As for --root
     ) -> str:  # As for --data
-        "The default source of examples: with files those of the files, without them the first"
+        "Return the default source: with a root the first that needs files, without one the first that needs none"
         fit = [n for n, s in self.sources.items() if bool(s.root_help) == bool(root)]
         return (fit or list(self.sources))[0]
 

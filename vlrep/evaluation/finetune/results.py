@@ -193,7 +193,7 @@ class Answerer:
         return {k: text[k] for k in ('tokens', 'lengths', 'segments')}
 
     def _boxes(self, many):
-        "The boxes of several images as a batch"
+        "Collect the boxes of several images into a batch"
         got = [self.boxes(b) for b in many]
         if not got[0]:
             return {}
@@ -228,7 +228,7 @@ class Answerer:
 
 # %% ../../../nbs/evaluation/finetune/60_results.ipynb #28aa2bce
 def _picture(image):
-    "A path as it is, any other picture as an array; a `ValueError` says what is wrong with it"
+    "Return a path as it is, any other picture as an array; raise a `ValueError` that says what is wrong"
     if isinstance(image, FilePath):
         return image
     try:
@@ -264,7 +264,7 @@ def answer(
     # for a list of pictures a list of such lists
     top: int = 5,  # How many answers
 ) -> list:  # Pairs of an answer and its probability, the most likely first; for a list a list of such lists
-    "The most likely answers; a `ValueError` if the run was not fine-tuned on questions, or the input is invalid"
+    "Find the most likely answers; raise a `ValueError` if the run answers no questions or input is invalid"
     if (probabilities := self.capabilities.get('answer')) is None:
         raise ValueError(
             f'{self.name}: was not fine-tuned on questions: vlrep finetune {self.name} --task vqa makes a '

@@ -14,7 +14,7 @@ _here = 'vlrep.evaluation.finetune.answers:'
 
 
 def _sources(task, root_help, labels=None, plan='paper'):
-    "The photos' own files, or the world"
+    "Return a task's sources by name: the world, and the photos' own files"
     world = TaskSource(f'{_here}read_{task}_world', options=WorldTaskOptions(), plan='world')
     return {'world': world, task: TaskSource(f'vlrep.datasets.{task}:read_{task}', root_help, labels=labels, plan=plan)}
 

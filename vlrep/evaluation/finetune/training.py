@@ -148,7 +148,7 @@ class TaskScore(Metric):
 
     @property
     def value(self) -> float:
-        "From 0 to 1; of several metrics the first"
+        "Compute the metric, from 0 to 1; of several metrics the first"
         if self._value is None:
             got = self.dist.objects((self.rows, self.decisions))
             rows, decisions = ([x for share in part for x in share] for part in zip(*got))
@@ -190,7 +190,7 @@ class BestScore(Checkpointer):
 
     @property
     def done(self) -> bool:
-        "Has it not improved for `patience` evaluations?"
+        "Tell whether there was no improvement for `patience` evaluations"
         return bool(self.patience) and self.since >= self.patience
 
     def after_epoch(self) -> None:

@@ -61,7 +61,7 @@ def masked_samples(
 
 # %% ../../../nbs/evaluation/masked_words/10_table.ipynb #0faf9534
 def _hits(scores, answers):
-    "Whether the target is in the top 1, and in the top 5 (m,2)"
+    "Mark whether each target is in the top 1, and in the top 5 (m,2)"
     if bad := int((~scores.isfinite()).any(1).sum()):
         raise ValueError(
             f'fill_mask: {bad} of {len(scores)} masked words have scores that are not finite (NaN or '

@@ -118,7 +118,7 @@ def _bars(rows):
 
 
 def _jpeg(fig):
-    "A figure with photos as a data URI, smaller than `png_uri` makes it"
+    "Convert a figure with photos to a data URI, smaller than that of `png_uri`"
     buf = io.BytesIO()
     fig.savefig(buf, format='png', bbox_inches='tight', dpi=100)
     plt.close(fig)
@@ -126,7 +126,7 @@ def _jpeg(fig):
 
 # %% ../../../nbs/evaluation/retrieval/40_evaluate.ipynb #f4f39035
 def _words(rows, twice):
-    "The numbers as a sentence"
+    "Describe the numbers in sentences"
     med = ', '.join(
         f'{r["question"].split(":")[0]} {r["value"]:.0f} [{r["low"]:.0f}, {r["high"]:.0f}] (chance {r["chance"]:.0f})'
         for r in rows

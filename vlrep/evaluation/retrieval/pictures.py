@@ -15,7 +15,7 @@ from ...core.seeding import rng
 
 # %% ../../../nbs/evaluation/retrieval/30_pictures.ipynb #b6e0f34c
 def _nearest(query, items, right, k):
-    "The `k` nearest of `items`: [row, cosine, right?] each"
+    "Find the `k` nearest of `items`: [row, cosine, right?] each"
     s = items @ query
     top = s.topk(min(k, len(s)))
     return [[int(j), round(float(c), 4), int(j) in right] for c, j in zip(*top)]

@@ -47,7 +47,7 @@ class ZeroShotBenchmark:
             )
 
     def parts(self) -> dict:  # Rows
-        "`train` and `validation`: images of seen classes; `test`: images of unseen ones. They do not depend on a seed"
+        "Split the rows: `train` and `validation` of seen classes, `test` of unseen ones; independent of any seed"
         train = []
         validation = []
         for j in np.flatnonzero(~self.unseen):
@@ -72,7 +72,7 @@ def unit_rows(
 
 # %% ../../../nbs/evaluation/zeroshot/20_benchmarks.ipynb #5dedaab5
 def _rows(path, width=None):
-    "The words of each line of a list; a `ValueError` names a missing file, or a line with another number of words"
+    "Read the lines of a list as (number, words); raise a `ValueError` if it is missing, empty or malformed"
     out = [(i, line.split()) for i, line in text_lines(path)]
     for i, fields in out:
         if width is not None and len(fields) != width:
@@ -88,7 +88,7 @@ def _number(word, top):
 
 
 def _by_number(path):
-    "The names of a list whose lines are a number, from 1 on, and a name"
+    "Read the names from a list whose lines hold a number, counted from 1, and a name"
     rows = _rows(path, 2)
     for n, (i, (number, _)) in enumerate(rows, 1):
         if number != str(n):
@@ -116,7 +116,7 @@ def _matrix(path, height):
 
 
 def _class_mask(path, classes):
-    "Which classes a list names (k,) bool"
+    "Mark the classes that a list names (k,) bool"
     at = {c: j for j, c in enumerate(classes)}
     out = np.zeros(len(classes), bool)
     for i, (name,) in _rows(path, 1):

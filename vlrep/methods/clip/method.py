@@ -134,7 +134,7 @@ def clip_build_inputs(
     dls: DataLoaders,  # From `loaders`
     seed: int,  # Not used
 ) -> dict:  # `idf`, for a word head
-    "What the model takes from the training set: how rare words are"
+    "Compute from the training set how rare words are, for a word head"
     return dict(idf=loader_idf(dls.train)) if recipe.word_weight else {}
 
 
@@ -145,7 +145,7 @@ def clip_build(
     *,
     idf: Tensor = None,  # How rare each token is (v,); zeros, if weights are loaded afterwards
 ) -> CLIPModel:
-    "The model of a recipe"
+    "Build the model that a recipe describes"
     r = recipe
     ids = TokenIds(**sizes['tokens'])
     text = recipe_text_encoder(r, ids)
@@ -176,7 +176,7 @@ def clip_groups(
 
 
 def clip_capabilities(model: CLIPModel) -> dict:
-    "The capabilities of the model, see `vlrep.models.pretrained`"
+    "Return the model's capabilities by name, see `vlrep.models.pretrained`"
     return dict(backbone=model.visual, embed_image=model.embed_image, embed_text=model.embed_text)
 
 
@@ -185,5 +185,5 @@ def clip_learner(
     dls: DataLoaders,  # From `loaders`; its tokenizer is `dls.train.tokenizer`
     **kw,  # As for `make_learner`: visual, seed, precision, cbs
 ) -> BatchLearner:  # A fastai Learner; train it with `fit_steps(recipe.steps)`
-    "A learner that trains a backbone with a contrastive loss between images and captions"
+    "Make a learner that trains a backbone with a contrastive loss between images and captions"
     return make_learner(METHODS['clip'], recipe, dls, **kw)

@@ -26,7 +26,7 @@ def pretokenized_dataset(
     dataset: ImageTextDataset,  # With captions
     how: str = 'nfkd',  # As for `normalise`
 ) -> ImageTextDataset:
-    "The same captions in lower case, with spaces around punctuation: what BERT reads"
+    "Lower-case the captions and put spaces around punctuation, which is what BERT reads"
     texts = dataset.captions
     return dataset.with_captions(
         TextBuffer([separate_punctuation(t, how) for t in texts[i]] for i in range(len(dataset)))
@@ -45,7 +45,7 @@ def triplet_tokenizer(
 
 # %% ../../../nbs/methods/icmlm/20_collate.ipynb #928cf87d
 class TripletCollator:
-    "One masked word of one caption of each image, and the concepts of the image"
+    "Collator of one masked word of one caption of each image, and of the image's concepts"
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class TripletCollator:
         self.tags = ConceptCollator(self._targets)
 
     def ids(self, text: str) -> list:  # Without [CLS] and [SEP]
-        "The tokens of a caption, word by word"
+        "Return the tokens of a caption, encoded word by word"
         return [i for w in separate_punctuation(text, self.how).split() for i in self._word(w)]
 
     def all_texts(self, source: ImageTextDataset) -> TextBuffer:
@@ -75,7 +75,7 @@ class TripletCollator:
         return source.captions.take(np.flatnonzero(read), np.diff(np.append(0, read.cumsum())[rows]))
 
     def uncut(self, texts: list) -> list:
-        "As `CaptionCollator.uncut`"
+        "Encode texts without truncation, as `CaptionCollator.uncut` does"
         return [[self.tokenizer.sos, *self.ids(t), self.tokenizer.eos] for t in texts]
 
     def _word(self, w):
@@ -86,7 +86,7 @@ class TripletCollator:
         return self._cut[w]
 
     def _whole(self, w):
-        "Is the word one token, and one that the vocabulary has?"
+        "Tell whether the word is a single token that the vocabulary has"
         ids = self._word(w)
         return len(ids) == 1 and ids[0] != self.tokenizer.unk
 
@@ -116,13 +116,13 @@ class TripletCollator:
         self.concepts = ConceptSet(whole, self.how, self.sides)
 
     def usable(self, source: ImageTextDataset) -> np.ndarray:
-        "Which captions are read, counted through all images (m,) bool"
+        "Mark the captions that are read, counted through all images (m,) bool"
         r = self.recipe
         pieces = None if r.length_unit == 'words' else lambda t: len(self.ids(t))
         return usable_captions(source.captions, r.min_tokens, r.max_tokens, pieces, how=self.how)
 
     def _targets(self, train):
-        "The concepts of the captions that are read, for each image"
+        "Make the targets: for each image, the concepts of the captions that are read"
 
         def find(source):
             ok = self.usable(source)
@@ -142,7 +142,7 @@ def triplets(
     self: TripletCollator,
     source: ImageTextDataset,  # The first one is the training set, whose concepts are taken
 ) -> Triplets:
-    "Every (image, caption, place) of a dataset; a `ValueError` if the training set has none"
+    "List every (image, caption, place) of a dataset; a `ValueError` if the training set has none"
     for known, t in self._triplets:
         if known is source:
             return t
@@ -188,7 +188,7 @@ def __call__(
     seed: int,  # Of the run
     flip: np.ndarray,  # Which are mirrored (b,) bool
 ) -> dict:
-    "A triplet of each image, and the tags of the image"
+    "Collate a triplet of each image, and the tags of the image"
     rows = np.asarray(rows)
     all_of = self.triplets(source)
     j, which, weight = all_of.draw(rows, hashed_uniform(rows, seed, 'triplet', when), self.recipe.sampling)
@@ -204,7 +204,7 @@ def triplet_collator(
     recipe: ICMLMRecipe,  # As for `TripletCollator`
     tokenizer: 'Tokenizer',  # From `triplet_tokenizer`
 ) -> TripletCollator:
-    "One masked word of one caption of each image"
+    "Make the collator of one masked word of one caption of each image"
     return TripletCollator(recipe, tokenizer)
 
 # %% ../../../nbs/methods/icmlm/20_collate.ipynb #1424ce47

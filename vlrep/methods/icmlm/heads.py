@@ -40,7 +40,7 @@ class TfmLayer(nn.Module):
         real: Tensor,  # False at padding (b,n) bool
         at: Tensor = None,  # Only this position is predicted (b,); None: all of them
     ) -> tuple:  # States (b,n,d), or (b,1,d); attention (b,heads,n or 1,n)
-        "The output of the layer, and its attention"
+        "Return the states after the layer, and its attention"
         asks = x if at is None else x[torch.arange(len(x), device=x.device), at][:, None]
         q, k, v = (
             f(y).unflatten(2, (self.heads, self.size)).transpose(1, 2)
@@ -76,7 +76,7 @@ class TfmHead(nn.Module):
         real: Tensor,  # False at padding (b,s) bool
         place: Tensor,  # The masked one (b,)
     ) -> tuple:  # State of the masked token (b,d); its attention to each cell, sum 1 (b,n)
-        "The output, and the attention of the masked token in the last layer"
+        "Return the masked token's state, and its attention to the cells in the last layer"
         n = x.shape[1]
         y = torch.cat([self.project(x), w], 1)
         real = torch.cat([real.new_ones(x.shape[:2]), real], 1)
@@ -102,7 +102,7 @@ class HeadNorm(nn.Module):
         self.bias = nn.Parameter(torch.zeros(heads, width))
 
     def forward(self, x: Tensor) -> Tensor:
-        "(b,n,inputs) to (b,n,heads,z)"
+        "Project `x` (b,n,inputs) to (b,n,heads,z), normalise, apply ReLU"
         x = self.project(x).unflatten(2, self.weight.shape)
         return (F.layer_norm(x, x.shape[-1:]) * self.weight + self.bias).relu()
 
@@ -143,6 +143,6 @@ class AttFcHead(nn.Module):
         return self.mix(s.transpose(1, 2))[..., 0].softmax(1)
 
     def forward(self, x: Tensor, w: Tensor, real: Tensor, place: Tensor) -> tuple:
-        "As `TfmHead`; the position is not used, since the state of [MASK] marks it"
+        "Return what `TfmHead` does; the position is not used, since the state of [MASK] marks it"
         p = self.attention(x, w, real)
         return self.fc((p[..., None] * x).sum(1)), p

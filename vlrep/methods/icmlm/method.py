@@ -65,7 +65,7 @@ def icmlm_counts(
 
 # %% ../../../nbs/methods/icmlm/40_method.ipynb #416443d8
 def _bert(recipe, loader, seed):
-    "The recipe's BERT: one by name, or a small one that is trained on the captions"
+    "Load the recipe's BERT by name, or train a small one on the captions"
     r = recipe
     tokenizer = loader.tokenizer
     if r.bert != 'small':
@@ -83,7 +83,7 @@ def _bert(recipe, loader, seed):
 
 
 def _times_masked(collate, train, tokenizer):
-    "How often each token is masked in the triplets of the training set (v,)"
+    "Count how often each token is masked in the triplets of the training set (v,)"
     all_of = collate.triplets(train)
     texts = map(all_of.text, all_of.at.tolist())
     answers = [ids[p - 1] for t in texts for ids in [collate.ids(t)] for p in collate.places(t)]
@@ -112,7 +112,7 @@ def icmlm_build_inputs(
     dls: DataLoaders,  # From `loaders`, with the collator of the method
     seed: int,  # Of a small BERT
 ) -> dict:  # `bert`, and `counts` (v,)
-    "What the model takes from the training set: a BERT, and how often each token is masked"
+    "Load or train a BERT, and count how often each token is masked in the training set"
     loader = dls.train
     TokenIds.of(loader.tokenizer, 'ICMLM')
     loader.collate.triplets(loader.source)
@@ -127,7 +127,7 @@ def icmlm_sizes(
     bert: Bert,  # From `icmlm_build_inputs`
     **build_inputs,  # Not used
 ) -> dict:  # `tokens`; `bert`, fields of `BertConfig`; `concepts`, their number
-    "The sizes of the model"
+    "Return the sizes that are needed to build the model"
     return dict(caption_sizes(recipe, loader), bert=asdict(bert.config), concepts=len(loader.collate.concepts))
 
 
@@ -139,7 +139,7 @@ def icmlm_build(
     bert: Bert = None,  # The text encoder; a random one, if weights are loaded afterwards
     counts: Tensor = None,  # How often each token is masked in the training set (v,)
 ) -> ICMLMModel:
-    "The model of a recipe"
+    "Build the model that a recipe describes"
     r = recipe
     if bert is None:
         bert = Bert(BertConfig(**sizes['bert']), pooler=False)
@@ -161,5 +161,5 @@ def icmlm_learner(
     dls: DataLoaders,  # From `loaders`, with the collator of the method
     **kw,  # As for `make_learner`: visual, seed, precision, cbs
 ) -> BatchLearner:  # A fastai Learner; train it with `fit_steps(recipe.steps)`
-    "A learner that trains a backbone with masked words"
+    "Make a learner that trains a backbone by predicting masked words"
     return make_learner(METHODS['icmlm'], recipe, dls, **kw)

@@ -60,14 +60,14 @@ class MaskedWordModel(nn.Module):
         self,
         images: Tensor,  # Normalised images (b,3,H,W)
     ) -> Tensor:  # The grid (b,c,h,w)
-        "The feature map; no gradient while the backbone is frozen"
+        "Compute the feature map; the gradient is 0 while the backbone is frozen"
         return frozen_features(self.visual, images) if self.frozen else self.visual(images)
 
     def words(
         self,
         x: Tensor,  # From the head (b,d)
     ) -> Tensor:  # (b,v)
-        "A score for every word of the vocabulary"
+        "Score every word of the vocabulary"
         return self.bert.mlm_logits(x) if self.mlm_head else F.linear(x, self.bert.words.weight)
 
     def forward(
@@ -89,7 +89,7 @@ class MaskedWordModel(nn.Module):
 
 
 def _same_bert(model, keys):
-    "A `ValueError` if the weights that were loaded belong to another BERT"
+    "Raise a `ValueError` if the weights that were loaded belong to another BERT"
     keys.missing_keys[:] = [k for k in keys.missing_keys if '.bert.' not in f'.{k}']  # of weights without those of BERT
     if not torch.equal(model.digest.cpu(), bert_digest(model.bert)):
         raise ValueError('bert: these weights were trained with another BERT, its files have changed since')
@@ -102,7 +102,7 @@ def language(
     tokens: Tensor,  # Tokens, one of them masked (b,s)
     lengths: Tensor,  # Real ones in each row (b,)
 ) -> tuple:  # BERT's states (b,s,d), and which of them are not padding (b,s)
-    "The states of the caption"
+    "Return BERT's states of captions, and which are not padding"
     return self.bert(tokens, lengths), sequence_mask(lengths, tokens.shape[1])
 
 # %% ../../../nbs/methods/icmlm/35_model.ipynb #79332a37
@@ -114,7 +114,7 @@ def attend(
     tokens: Tensor,  # Tokens (b,s)
     lengths: Tensor,  # Real ones in each row (b,)
 ) -> Tensor:  # Attention map of each word while it is masked, sum 1 (b,s,h,w)
-    "The head's attention to the cells, with each token masked in turn"
+    "Compute the head's attention to the cells, with each token masked in turn"
     grid = self.visual(images)
     x = grid.flatten(2).transpose(1, 2)
     out = []
@@ -143,14 +143,14 @@ def fill_mask(
 
 @patch
 def masked_counts(self: MaskedWordModel) -> Tensor:  # (v,)
-    "How often each word was masked in training"
+    "Return how often each word was masked in training"
     return self.times_masked
 
 
 def icmlm_capabilities(
     model: MaskedWordModel,  # Any
 ) -> dict:  # Name -> function
-    "The capabilities of the model, see `vlrep.models.pretrained`"
+    "Return the model's capabilities by name, see `vlrep.models.pretrained`"
     return dict(
         backbone=model.visual, attend=model.attend, fill_mask=model.fill_mask, masked_counts=model.masked_counts
     )

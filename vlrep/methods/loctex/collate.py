@@ -46,7 +46,7 @@ def needed_points(
     t: np.ndarray,  # Seconds of all points, sample after sample (m,)
     sample: np.ndarray,  # The sample of each point (m,)
 ) -> np.ndarray:  # (m,) bool
-    "Which points lie within the time of a token, both ends included"
+    "Mark the points that lie within the time of a token, both ends included"
     real = span[..., 1] >= span[..., 0]
     if not real.any() or not len(t):
         return np.zeros(len(t), bool)
@@ -67,7 +67,7 @@ def pointing(
     chunk: int = 2000,  # Narratives at a time
 ) -> dict:  # `trace`: has points; `times`: has words with times; `points`: has a point inside the image
     # while a word is said; bool (m,) each
-    "Which narratives, image after image, have what the localisation loss needs"
+    "Tell which narratives, image after image, have what the localisation loss needs"
     out = dict(trace=[], times=[], points=[])
     for i in range(0, len(narratives.at), chunk):
         at = narratives.at[i : i + chunk]
@@ -86,7 +86,7 @@ def pointing(
 
 # %% ../../../nbs/methods/loctex/20_collate.ipynb #87db1231
 def _without_places(recipe, narratives, data):
-    "How many narratives the localisation loss leaves out; a `ValueError` if it is on and leaves out all"
+    "Make log lines on the narratives that the localisation loss leaves out; a `ValueError` if it can use none"
     first = slice(None) if recipe.all_narratives else narratives.rows[:-1][narratives.counts() > 0]  # those that are
     # read
     got = {k: v[first] for k, v in pointing(narratives, recipe.time_pad).items()}
@@ -138,7 +138,7 @@ def pack_points(
     *,
     b: int,  # Number of samples
 ) -> np.ndarray:  # x, y, t, joined (b,n,4) float32, n >= 1; 0, 0, -1e6, 0 where there are no more points
-    "The kept points of each sample; one whose predecessor is not kept begins a stroke"
+    "Pack the kept points of each sample; one whose predecessor is not kept begins a stroke"
     joined = joined & np.concatenate([[False], keep[:-1]])
     whose = sample[keep]
     n = np.bincount(whose, minlength=b)
@@ -179,7 +179,7 @@ class NarrativeCollator:
         self,
         source: ImageTextDataset,  # What will be read
     ) -> None:
-        "A `ValueError` if there is an image without a narrative"
+        "Raise a `ValueError` if an image has no narrative, or no caption where captions are read"
         if source.narratives is None:
             return self._captions.check(source)
         mute = np.flatnonzero(source.narratives.counts() == 0)
@@ -196,7 +196,7 @@ class NarrativeCollator:
         when: int | str,
         seed: int,  # As for the call
     ) -> np.ndarray:  # An entry of `narratives.at` for each row (b,)
-        "The narrative of each image"
+        "Choose the narrative of each image: the first, or any"
         first = narratives.rows[rows]
         n = narratives.rows[rows + 1] - narratives.rows[rows]
         return narratives.at[
@@ -204,15 +204,15 @@ class NarrativeCollator:
         ]
 
     def all_texts(self, source: ImageTextDataset) -> 'TextBuffer':
-        "The narratives of each image, or its captions"
+        "Return the narratives of each image, or its captions if there are none"
         return source.captions if source.narratives is None else source.narratives.texts()
 
     def uncut(self, texts: list) -> list:
-        "As `CaptionCollator.uncut`"
+        "Encode texts without truncation, as `CaptionCollator.uncut` does"
         return self._captions.uncut(texts)
 
     def lengths(self, source: ImageTextDataset, rows: np.ndarray, when: int | str, seed: int) -> np.ndarray:
-        "How long what is read of each row is, in bytes (b,)"
+        "Measure the text that is read of each row in bytes (b,)"
         narratives = source.narratives
         if narratives is None:
             return self._captions.lengths(source, rows, when, seed)
@@ -226,7 +226,7 @@ class NarrativeCollator:
         times: np.ndarray,  # Start and end of each word in seconds, sample after sample (w,2); 0 and -1 if it has none
         draw: np.ndarray,  # A number in [0,1) for each sample (b,): where its window begins
     ) -> tuple:  # Padded tokens (b,s), their number (b,), start and end of each (b,s,2)
-        "A window out of [SOS], the tokens of the words, [EOS], each with the time of its word"
+        "Cut a window out of [SOS], the tokens of the words, [EOS], each with the time of its word"
         words = [t.split() for t in texts]
         n = np.array([len(l) + 2 for l in words])
         ends = n.cumsum()
@@ -252,7 +252,7 @@ class NarrativeCollator:
 # %% ../../../nbs/methods/loctex/20_collate.ipynb #fd727523
 @patch
 def _texts(self: NarrativeCollator, source, rows, when, seed, flip):
-    "What is said, the times of the words, and which narratives they are (None: captions)"
+    "Return what is said, the times of the words, and which narratives they are (None: captions)"
     narratives = source.narratives
     if narratives is None:
         texts = self._captions.texts(source, rows, when, seed, flip)
@@ -274,7 +274,7 @@ def __call__(
     seed: int,  # Of the run
     flip: np.ndarray,  # Which are mirrored (b,) bool
 ) -> dict:  # `tokens` (b,s), `lengths` (b,), `span` (b,s,2) seconds, `trace` (b,n,4): x, y, t, joined
-    "The narrative of each image; the trace is not mirrored yet, that is done together with the image"
+    "Collate the narrative of each image; its trace is mirrored later, together with the image"
     rows = np.asarray(rows)
     b = len(rows)
     texts, times, at = self._texts(source, rows, when, seed, flip)

@@ -75,7 +75,7 @@ def compare(
     v: nn.Module,
     t: nn.Module,  # Linear heads of the two
 ) -> Tensor:  # (b,s,h,w)
-    "The attention of each word over the cells"
+    "Compute the attention of each word over the cells"
     return attention_maps(t(states), v(grid.permute(0, 2, 3, 1)).permute(0, 3, 1, 2), self.loc_scale)
 
 
@@ -137,7 +137,7 @@ def attend(
     tokens: Tensor,  # Tokens (b,s)
     lengths: Tensor,  # Real ones in each row (b,)
 ) -> Tensor:  # Sums to 1 over the cells (b,s,h,w)
-    "Each word's attention on the finest supervised grid; without localisation heads, softmax of word-cell cosines"
+    "Compute word attention on the finest supervised grid; without localisation heads, softmax of cosines"
     states = self.text(tokens, lengths)
     grid = self.visual.scales(images, self.n)[-1]
     if hasattr(self, 'local_image_proj'):
@@ -173,7 +173,7 @@ def embed_text(
 
 # %% ../../../nbs/methods/loctex/40_method.ipynb #9386cbeb
 def _paired(own, group, include_positive, dist):
-    "How many of the `own` pairs of this process have negatives, and how many of all processes"
+    "Count the pairs that have negatives: of the `own` ones of this process, and of all processes"
     counts = torch.zeros(dist.world_size, device=dist.device)
     counts[dist.rank] = own
     counts = [int(n) for n in dist.sum(counts)] if dist.world_size > 1 else [own]
@@ -259,7 +259,7 @@ _CHOICES = dict(
 
 
 def _check(recipe, visual):
-    "A `ValueError` if nothing is left to learn, or the losses do not fit the backbone or the batch"
+    "Raise a `ValueError` if nothing is left to learn, or the losses do not fit the backbone or the batch"
     r = recipe
     for k, present in _CHOICES.items():
         if getattr(r, k) not in present:
@@ -281,7 +281,7 @@ def loctex_build_inputs(
     dls: DataLoaders,  # From `loaders`
     seed: int,  # Not used
 ) -> dict:  # `idf`, for a word head
-    "What the model takes from the training set: how rare words are in the narratives"
+    "Compute from the training set how rare words are in narratives or captions, for a word head"
     loader = dls.train
     narratives = getattr(loader.source, 'narratives', None)
     if not recipe.contrast and loader.collate is not None and narratives is None:
@@ -298,7 +298,7 @@ def loctex_build(
     *,
     idf: Tensor = None,  # How rare each token is (v,); zeros, if weights are loaded afterwards
 ) -> LocTexModel:
-    "The model of a recipe"
+    "Build the model that a recipe describes"
     r = recipe
     _check(r, visual)
     ids = TokenIds(**sizes['tokens'])
@@ -328,7 +328,7 @@ def loctex_groups(
 
 
 def loctex_capabilities(model: LocTexModel) -> dict:
-    "The capabilities of the model, see `vlrep.models.pretrained`; only contrastive heads make vectors"
+    "Return the model's capabilities, see `vlrep.models.pretrained`; only contrastive heads make vectors"
     embeds = dict(embed_image=model.embed_image, embed_text=model.embed_text) if hasattr(model, 'image_proj') else {}
     return dict(backbone=model.visual, attend=model.attend, **embeds)
 
@@ -338,5 +338,5 @@ def loctex_learner(
     dls: DataLoaders,  # From `loaders`, with `collate=NarrativeCollator(tokenizer, ...)`
     **kw,  # As for `make_learner`: visual, seed, precision, cbs
 ) -> BatchLearner:  # A fastai Learner; train it with `fit_steps(recipe.steps)`
-    "A learner that trains a backbone with localized narratives"
+    "Make a learner that trains a backbone with localized narratives"
     return make_learner(METHODS['loctex'], recipe, dls, **kw)

@@ -19,10 +19,10 @@ from .recipe import LocTexRecipe
 
 # %% ../../../nbs/methods/loctex/30_oracle_masks.ipynb #27a77ce2
 class OracleMaskCollator(NarrativeCollator):
-    "As `NarrativeCollator`, and what each token is about: `referents` (b,s), the number of an object, or -1"
+    "A `NarrativeCollator` with each token's object: `referents` (b,s), the number of an object, or -1"
 
     def check(self, source: ImageTextDataset) -> None:
-        "A `ValueError` if it is not known what the utterances are about, or where the things are"
+        "Raise a `ValueError` if it is not known what the utterances are about, or where the things are"
         super().check(source)
         narratives = source.narratives
         if narratives is None or 'object_map' not in source.labels:
@@ -31,7 +31,7 @@ class OracleMaskCollator(NarrativeCollator):
             raise ValueError(f'{source.name}: its narratives do not say what they are about, which oracle masks need')
 
     def __call__(self, source, rows, when, seed, flip) -> dict:
-        "The narrative of each image, and the object of each token"
+        "Collate the narrative of each image, and the object of each token"
         out = super().__call__(source, rows, when, seed, flip)
         c = source.narratives.cols
         span = out['span'].numpy()
@@ -56,7 +56,7 @@ def narrative_collator(
     recipe: LocTexRecipe,  # With `max_len`, `time_pad`, `all_narratives`, `oracle_masks`
     tokenizer: Tokenizer,  # From `narrative_tokenizer`
 ) -> NarrativeCollator:
-    "A narrative of each image, with traces or with the true outlines of things"
+    "Make the collator of a narrative of each image, with traces or with the true outlines of things"
     kind = OracleMaskCollator if recipe.oracle_masks else NarrativeCollator
     return kind(
         tokenizer, recipe.max_len, recipe.time_pad, recipe.all_narratives, sides=mirror_pairs(recipe.mirror_words)
@@ -68,7 +68,7 @@ def object_masks(
     referents: Tensor,  # Which object each token is about, -1 for none (b,s)
     grid: int | tuple,  # Cells a side, or (h,w)
 ) -> Tensor:  # bool (b,s,h,w)
-    "The cells that each token's thing covers"
+    "Mark the cells that each token's object covers"
     n = max(1, int(objects.max()))
     k = torch.arange(1, n + 1, device=objects.device, dtype=objects.dtype)
     cover = F.adaptive_avg_pool2d((objects[:, None] == k[:, None, None]).float(), grid)

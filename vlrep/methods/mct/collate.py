@@ -48,7 +48,7 @@ class TwoViews:
         key: tuple,  # As for `TrainTransform`
         share: tuple = None,  # As for `TrainTransform`
     ) -> dict:  # `images` and `images2`, both (b,3,size,size)
-        "The views of `batch` that belong to `key`"
+        "Draw the two views of each image of `batch`, determined by `key`"
         n, own = share or (len(batch['images']), slice(None))
         other = torch.rand(n, generator=torch_rng('second view', *key))[own] < self.flip_p
         flip = batch['flip'] if self.together else other
@@ -70,7 +70,7 @@ class HeldOutViews(EvalTransform):
         self.view = view
 
     def __call__(self, batch: dict, key: tuple = None, share: tuple = None) -> dict:
-        "The central view; for a batch of a loader also a drawn one"
+        "Make the central view; for a batch of a loader also a random one"
         plain = super().__call__(batch)
         if 'id' not in batch:
             return plain
@@ -78,7 +78,7 @@ class HeldOutViews(EvalTransform):
 
 # %% ../../../nbs/methods/mct/20_collate.ipynb #51988704
 def _of_records(source):
-    "The paraphrases of the dataset itself"
+    "Collect the paraphrases that the dataset itself has"
     out = {}
     for r in (source[i] for i in range(len(source))):
         for captions, other in zip(r.captions or (), r.paraphrases or ()):
@@ -92,7 +92,7 @@ def frequent_nouns(
     max_nouns: int,  # Number of words
     how: str = 'nfkd',  # As for `normalise`
 ) -> list:
-    "The most frequent nouns of the captions, which can replace tags (MCT sec. 4.4)"
+    "List the most frequent nouns of the captions, which can replace tags (MCT sec. 4.4)"
     return concept_words(concept_counts(source.captions.flat(), 'nn', how=how))[:max_nouns]
 
 # %% ../../../nbs/methods/mct/20_collate.ipynb #16ebaf05
@@ -122,7 +122,7 @@ class PairCollator(CaptionCollator):
         self._own = []
 
     def check(self, source: ImageTextDataset) -> None:
-        "A `ValueError` if there are no captions at all; collects nouns, and the paraphrases that the data has"
+        "Collect nouns, and the paraphrases that the data has; a `ValueError` if there are no captions at all"
         if source.captions is None or not source.captions.counts().any():
             raise ValueError(f'{source.name}: has no captions; leave out what reads them: --cc 0 --ic 0 --ci 0')
         if self.nouns and not self.place:
@@ -131,11 +131,11 @@ class PairCollator(CaptionCollator):
             self._own.append((source, _of_records(source)))
 
     def _known(self, source):
-        "The paraphrases of a dataset; None if it was not checked"
+        "Return the paraphrases of a dataset; None if it was not checked"
         return self.others or next((p for s, p in self._own if s is source), None)
 
     def tags(self, source: ImageTextDataset, rows: np.ndarray) -> torch.Tensor:
-        "Which of the words the captions of each image have (b,n) uint8"
+        "Mark which of the nouns the captions of each image have (b,n) uint8"
         out = torch.zeros(len(rows), self.nouns, dtype=torch.uint8)
         for i, r in enumerate(rows):
             mentioned = {w for t in source.captions[r] for w in plain_words(t, self.tokenizer.normalisation)}
@@ -212,7 +212,7 @@ def mct_tokenizer(
     recipe: MCTRecipe,  # With `vocab`
     train: ImageTextDataset,  # The texts that are learned from
 ) -> Tokenizer:
-    "The tokenizer of a BERT, if one is named; else one trained on the captions; None if no captions are read"
+    "Load the tokenizer of a named BERT, or train one on the captions; None if no captions are read"
     if not recipe.needs_captions:
         return None
     if train.captions is None:
@@ -242,7 +242,7 @@ def mct_collator(
 
 # %% ../../../nbs/methods/mct/20_collate.ipynb #50bdb0be
 def _drops(r):
-    "Does the encoder of texts have dropout?"
+    "Tell whether the text encoder has dropout"
     if r.text == 'scratch':
         return r.dropout > 0
     if r.text == 'small':
@@ -252,12 +252,12 @@ def _drops(r):
 
 
 def _different(captions):
-    "How many captions each image has (n,), those that are alike counted once"
+    "Count the different captions of each image (n,)"
     return np.array([len({normalise(t, 'nfkc') for t in captions[i]}) for i in range(len(captions))])
 
 
 def _text_line(recipe, train):
-    "A log line on the two texts of an image; a `ValueError` if there are none, or they are the same"
+    "Make a log line on the two texts of an image; a `ValueError` if there are none, or they are the same"
     n = train.captions.counts()
     text = 'text views: '
     if recipe.text_views == 'same':
@@ -297,7 +297,7 @@ def _text_line(recipe, train):
 
 # %% ../../../nbs/methods/mct/20_collate.ipynb #567ecd19
 def _has_tags(r, train, least):
-    "Does an image have at least `least` tags? For words: does it have captions of as many words?"
+    "Tell whether any image has at least `least` tags; for words, whether any has captions of as many words"
     if r.tags_from == 'words':
 
         def words(i):
@@ -309,7 +309,7 @@ def _has_tags(r, train, least):
 
 
 def _check_tags(r, train):
-    "A `ValueError` if J_tag would have no positives other than those of J_ii"
+    "Raise a `ValueError` if J_tag would have no positives other than those of J_ii"
     if r.tags_from == 'labels' and not {'tags', 'objects'} & set(train.labels):
         raise ValueError(
             f'tag={r.tag:g}: {train.name} has no tags (labels called tags or objects): --tag 0, or --tags-from words'
@@ -330,7 +330,7 @@ _PAPER = 32768  # Keys in the paper's queue (MCT sec. 4.1)
 
 
 def _shuffle_line(r, accumulate):
-    "What makes `shuffle_bn` ineffective; '' if nothing does"
+    "Explain what makes `shuffle_bn` ineffective; '' if nothing does"
     n = r.bs // accumulate
     alone = r.shuffle_bn and not r.sync_bn and current_dist().world_size == 1
     if not alone or r.virtual_batch_size and round(n / r.virtual_batch_size) > 1:

@@ -138,7 +138,7 @@ def mct_views(
 
 
 def _tags(recipe, loader):
-    "The entry of a batch that holds tags, and how many there are"
+    "Return the key of the tags in a batch, and how many tags there are"
     if recipe.tags_from == 'words':
         return 'words', getattr(loader.collate, 'nouns', 0)
     labels = loader.source.labels
@@ -154,7 +154,7 @@ def mct_build_inputs(
     dls: DataLoaders,  # From `loaders`
     seed: int,  # Of a small BERT
 ) -> dict:  # `text`, a BERT; `idf` for a word head
-    "What the model takes from the training set or from files: a BERT, and how rare words are"
+    "Load or train a BERT, and compute how rare words are, as far as the recipe needs them"
     r = recipe
     loader = dls.train
     inputs = {}
@@ -173,7 +173,7 @@ def mct_sizes(
     loader: StatefulLoader,  # Of the training set
     **build_inputs,  # From `mct_build_inputs`
 ) -> dict:  # As far as they are needed: `tokens`; `bert`, fields of `BertConfig`; `tags`, their key, and `n_tags`
-    "The sizes of the model"
+    "Return the sizes that are needed to build the model"
     sizes = {}
     if recipe.reads or recipe.word_weight:
         sizes |= caption_sizes(recipe, loader)
@@ -192,7 +192,7 @@ def mct_build(
     text: Bert = None,  # The text encoder, if it is a BERT; a random one, if weights are loaded afterwards
     idf: Tensor = None,  # How rare each token is (v,); zeros, if weights are loaded afterwards
 ) -> MCTModel:
-    "The model of a recipe"
+    "Build the model that a recipe describes"
     r = recipe
     ids = TokenIds(**sizes['tokens']) if 'tokens' in sizes else None
     if r.reads and r.text == 'scratch':
@@ -242,7 +242,7 @@ def mct_callbacks(recipe: MCTRecipe) -> list:
 
 
 def mct_capabilities(model: MCTModel) -> dict:
-    "The capabilities of the model, see `vlrep.models.pretrained`; vectors of both kinds if both are compared"
+    "Return the model's capabilities, see `vlrep.models.pretrained`; vectors of both kinds if it compares them"
     both = {'ic', 'ci'} & set(model.compared)
     one_space = dict(embed_image=model.embed_image, embed_text=model.embed_text) if both else {}
     return dict(backbone=model.visual, **one_space)
@@ -253,5 +253,5 @@ def mct_learner(
     dls: DataLoaders,  # From `loaders`, with `collate=mct_collator(recipe, tokens)`
     **kw,  # As for `make_learner`: visual, seed, precision, cbs
 ) -> BatchLearner:  # A fastai Learner; train it with `fit_steps(recipe.steps)`
-    "A learner that trains a backbone with queues of images and of texts"
+    "Make a learner that trains a backbone with queues of images and of texts"
     return make_learner(METHODS['mct'], recipe, dls, **kw)

@@ -37,7 +37,7 @@ def projection_heads(
     *,
     unified: bool = False,  # One head for a tower's two spaces?
 ) -> nn.ModuleDict:  # image_intra, image_inter, text_intra, text_inter, as far as they are needed; unified: image, text
-    "The heads of both towers, two layers each (MCT sec. 3.1)"
+    "Make the projection heads of both towers, two layers each (MCT sec. 3.1)"
     names = sorted({h for k in losses for h in _NEEDS[k]})
 
     def make(name):
@@ -56,7 +56,7 @@ def head_of(
     heads: nn.ModuleDict,  # From `projection_heads`
     kind: str,  # image_intra, image_inter, text_intra, text_inter
 ) -> nn.Module:
-    "The head of a kind of vector: its own, or the one of its tower"
+    "Return the head of a kind of vector: its own, or the one of its tower"
     return heads[kind if kind in heads else kind.split('_')[0]]
 
 # %% ../../../nbs/methods/mct/30_model.ipynb #6c286f08
@@ -124,7 +124,7 @@ class DualEncoder(BagOfWordsHead, nn.Module):
         *,
         keys: bool = False,  # Are they keys? Their BatchNorm is over shuffled images
     ) -> dict:  # Tower -> (b,c)
-        "One vector of the backbone for each image, the mean over its grid, and one of the text encoder for each text"
+        "Compute one vector for each image, the mean over its grid, and one for each text, as `kinds` asks"
         towers = {}
         if any(k.startswith('image') for k in kinds):
             net = _Pooled(modules['visual'])
@@ -157,7 +157,7 @@ def pooled_text(
     tokens: Tensor,
     lengths: Tensor,  # Tokens (b,s), and how many of each row are real (b,)
 ) -> Tensor:  # (b,d)
-    "One vector for each text: the encoder's own way of pooling, or the mean of its words"
+    "Compute one vector for each text: pooled as the encoder does, or the mean of its words"
     states = text(tokens, lengths)
     return text.pooled(states) if hasattr(text, 'pooled') else mean_words(states, lengths)
 
@@ -196,7 +196,7 @@ def keys_of(
     batch: dict,  # `images2` and `tokens2`, `lengths2`, or else `images` and `tokens`, `lengths`; perhaps `id`,
     # `has_text` and tags
 ) -> tuple:  # Kind -> keys (b,d), the images' numbers (b,), the marks of each key (b,m)
-    "The keys of a batch, with the image numbers and marks that the queue stores beside them"
+    "Compute the keys of a batch; also return the image numbers and marks that the queue stores beside them"
     self.momentum_encoder.sync_modes(self.encoder)
     keys = self.encode(self.momentum_encoder, self.kinds, *_read(batch, self.kinds, '2'), keys=True)
     n = len(batch['images'])

@@ -90,12 +90,12 @@ class MCTLosses(BackboneFields, TextRecipe):
 
     @property
     def reads(self) -> bool:
-        "Does any of its losses compare captions?"
+        "Tell whether any of its losses compares captions"
         return bool(self.cc or self.ic or self.ci)
 
     @property
     def needs_captions(self) -> bool:
-        "Are captions compared, or their words named, or taken for tags?"
+        "Tell whether captions are compared, or their words are predicted or taken for tags"
         return bool(self.reads or self.word_weight or self.tag and self.tags_from == 'words')
 
 # %% ../../../nbs/methods/mct/10_recipe.ipynb #7e8852a5

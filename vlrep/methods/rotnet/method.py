@@ -67,14 +67,14 @@ def rotnet_build(
     sizes: dict,  # Not used
     visual: nn.Module,  # The backbone
 ) -> RotNetModel:
-    "The model of a recipe"
+    "Build the model that a recipe describes"
     return RotNetModel(visual, recipe.head, recipe.head_width)
 
 
 def rotnet_schedule(
     recipe: RotNetRecipe,  # `schedule`, `steps`, `warmup`
 ) -> Callable:  # Steps done -> factor of the learning rates
-    "A cosine, or a tenth of the rates after 5/6 and after 11/12 of the steps; either after a warm-up"
+    "Make a schedule with a warm-up: a cosine, or rates divided by 10 after 5/6 and after 11/12 of the steps"
     if recipe.schedule != 'steps':
         return cosine_schedule(recipe)
     return partial(step_decay, drops=[round(recipe.steps * f) for f in (5 / 6, 11 / 12)], warmup=recipe.warmup)
@@ -85,5 +85,5 @@ def rotnet_learner(
     dls: DataLoaders,  # From `loaders`
     **kw,  # As for `make_learner`: visual, seed, precision, cbs
 ) -> BatchLearner:  # A fastai Learner; train it with `fit_steps(recipe.steps)`
-    "A learner that trains a backbone with rotations"
+    "Make a learner that trains a backbone to predict rotations"
     return make_learner(METHODS['rotnet'], recipe, dls, **kw)

@@ -61,7 +61,7 @@ def supervised_build_inputs(
     dls: DataLoaders,  # From `loaders`; their datasets have labels `tags`
     seed: int,  # Not used
 ) -> dict:  # `columns`
-    "Which tags the training images show; the others are not learned"
+    "Find the tags to learn: those that the training images show, or all if they show none"
     train = dls.train.source
     if 'tags' not in train.labels:
         raise ValueError(f'{train.name}: has no labels called tags')
@@ -74,7 +74,7 @@ def supervised_sizes(
     loader: StatefulLoader,  # Not used
     columns: np.ndarray,  # From `supervised_build_inputs`
 ) -> dict:
-    "How many tags are learned, `tags`"
+    "Return how many tags are learned, as `tags`"
     return dict(tags=len(columns))
 
 
@@ -85,7 +85,7 @@ def supervised_build(
     *,
     columns: np.ndarray = None,  # Of the tags that are learned; the first ones, if weights are loaded afterwards
 ) -> SupervisedModel:
-    "The model"
+    "Build the model that predicts tags"
     return SupervisedModel(visual, range(sizes['tags']) if columns is None else columns)
 
 
@@ -94,5 +94,5 @@ def supervised_learner(
     dls: DataLoaders,  # From `loaders`; their datasets have labels `tags`
     **kw,  # As for `make_learner`: visual, seed, precision, cbs
 ) -> BatchLearner:  # A fastai Learner; train it with `fit_steps(recipe.steps)`
-    "A learner that trains a backbone with tags; those that the training images never show are left out"
+    "Make a learner that trains a backbone to predict tags; those that training images never show are left out"
     return make_learner(METHODS['supervised'], recipe, dls, **kw)

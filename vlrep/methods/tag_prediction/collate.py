@@ -20,7 +20,7 @@ from ...models.bert import bert_tokenizer, make_bert
 
 # %% ../../../nbs/methods/tag_prediction/20_collate.ipynb #fde4e8fa
 def _bert_vectors(name, dataset):
-    "A function from captions to the states of a BERT at their first token"
+    "Make a function from captions to the states of a BERT at their first token"
 
     @lru_cache(1)
     def trained():  # at the first captions, after all else was checked
@@ -44,7 +44,7 @@ _DECIDE = 'concepts vectors bert top_k parts tagger min_count min_tokens max_tok
 
 
 def _fit(recipe, dataset):
-    "The tags of a recipe; those of the last four datasets and recipes are cached, since a run needs them twice"
+    "Make the tags of a recipe; the last four sets made from captions are cached, since a run needs them twice"
     if recipe.concepts == 'label':
         return recipe_targets(recipe, dataset, 'label')
     words = dataset.captions
@@ -58,7 +58,7 @@ def _fit(recipe, dataset):
 
 
 def _learned(recipe, dataset):
-    "The tags of a recipe, computed anew"
+    "Compute the tags of a recipe, without a cache"
     vectors = _bert_vectors(recipe.bert, dataset) if recipe.concepts == 'cluster' and recipe.vectors == 'bert' else None
     return recipe_targets(recipe, dataset, recipe.concepts, vectors)
 
@@ -67,7 +67,7 @@ def concept_collator(
     recipe: TagPredictionRecipe,  # What the tags are made of
     tokenizer: object = None,  # None: no words are read
 ) -> ConceptCollator:
-    "The tags of each image"
+    "Make the collator of the tags of each image"
     return ConceptCollator(partial(_fit, recipe))
 
 

@@ -57,7 +57,7 @@ def tag_prediction_sizes(
     loader: StatefulLoader,  # Of the training set, with the collator of the method
     **build_inputs,  # Not used
 ) -> dict:
-    "The number of concepts, `concepts`"
+    "Return the number of concepts, as `concepts`"
     loader.collate.table(loader.source)
     return dict(concepts=len(loader.collate.targets))
 
@@ -67,7 +67,7 @@ def tag_prediction_build(
     sizes: dict,  # `concepts`
     visual: nn.Module,  # The backbone
 ) -> TagPredictionModel:
-    "The model of a recipe"
+    "Build the model that a recipe describes"
     return TagPredictionModel(visual, sizes['concepts'], recipe.tag_head, recipe.tag_width)
 
 
@@ -76,5 +76,5 @@ def tag_prediction_learner(
     dls: DataLoaders,  # From `loaders`, with the collator of the method
     **kw,  # As for `make_learner`: visual, seed, precision, cbs
 ) -> BatchLearner:  # A fastai Learner; train it with `fit_steps(recipe.steps)`
-    "A learner that trains a backbone with tags made from captions"
+    "Make a learner that trains a backbone to predict tags, made from captions or given as labels"
     return make_learner(METHODS['tag_prediction'], recipe, dls, **kw)

@@ -43,7 +43,7 @@ def vilbert_build(
     visual: nn.Module,  # Backbone of the regions, or None
     **build_inputs,  # From `fusion_build_inputs`
 ) -> ViLBERTModel:
-    "The model of a recipe"
+    "Build the model that a recipe describes"
     return build_fusion(recipe, sizes, visual, _parts, **build_inputs)
 
 # %% ../../../nbs/methods/vilbert/40_method.ipynb #d0fa51be
@@ -52,5 +52,5 @@ def vilbert_learner(
     dls: DataLoaders,  # From `loaders`, with the collator of the method
     **kw,  # As for `make_learner`: visual, seed, precision, cbs
 ) -> BatchLearner:  # A fastai Learner; train it with `fit_steps(recipe.steps)`
-    "A learner that trains ViLBERT"
+    "Make a learner that trains ViLBERT"
     return make_learner(METHODS['vilbert'], recipe, dls, **kw)

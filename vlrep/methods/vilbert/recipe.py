@@ -42,7 +42,7 @@ class ViLBERTRecipe(FusionRecipe):
     pool_region: _Pooled = 'first'  # Pooled region: first, the detector's most confident (code), or mean of all
 
     def problems(self) -> 'Iterator[str]':
-        "The checks of all fusion models, and that of the sublayers"
+        "Yield the errors of the checks of all fusion models, and of the sublayers"
         yield from FusionRecipe.problems(self)
         if self.sublayers not in ('', 'dual_stream') and not self.co_attention:
             yield (
@@ -56,7 +56,7 @@ def vilbert_config(
     recipe: ViLBERTRecipe,  # With `sublayers`, and the sizes of the image's stream
     bert: 'Bert|BertConfig',  # Sizes of the text's
 ) -> FusionConfig:  # Two streams with co-attention, unless the recipe lists other sublayers
-    "The sizes of the encoder"
+    "Make the encoder's config from the recipe and BERT's sizes"
     r = recipe
     blocks = recipe.blocks or max(1, bert.depth // 2)
     e = r.image_width or bert.width

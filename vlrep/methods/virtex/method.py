@@ -83,7 +83,7 @@ _TASKS = 'bicaption forward masked_lm token_cls multilabel'.split()
 
 
 def _label_key(dataset):
-    "The name of the label table"
+    "Return the name of the label table: tags, or else objects"
     for key in ('tags', 'objects'):
         if key in dataset.labels:
             return key
@@ -96,7 +96,7 @@ def virtex_build_inputs(
     dls: DataLoaders,  # From `loaders`
     seed: int,  # Not used
 ) -> dict:  # `columns` of labels, or `idf`
-    "What the model takes from the training set: which labels occur, and how rare words are"
+    "Find in the training set which labels occur, or how rare words are"
     if recipe.task == 'multilabel':
         train = dls.train.source
         shown = (train.labels[_label_key(train)] > 0).any(0)
@@ -109,7 +109,7 @@ def virtex_sizes(
     loader: StatefulLoader,  # Of the training set
     **build_inputs,  # From `virtex_build_inputs`
 ) -> dict:  # `tokens`, or `key` and `labels` of a label table
-    "The sizes of the model"
+    "Return the sizes that are needed to build the model"
     if recipe.task == 'multilabel':
         return dict(key=_label_key(loader.source), labels=len(build_inputs['columns']))
     return caption_sizes(recipe, loader)
@@ -123,7 +123,7 @@ def virtex_build(
     idf: Tensor = None,  # How rare each token is (v,); zeros, if weights are loaded afterwards
     columns: np.ndarray = None,  # Of the labels that are learned; the first ones, if weights are loaded afterwards
 ) -> nn.Module:
-    "The model of the recipe's pretext task"
+    "Build the model of the recipe's pretext task"
     r = recipe
     if r.task not in _TASKS:
         raise did_you_mean('task', r.task, _TASKS)
@@ -187,5 +187,5 @@ def virtex_learner(
     dls: DataLoaders,  # From `loaders`; its tokenizer is `dls.train.tokenizer`, for multilabel its datasets have labels
     **kw,  # As for `make_learner`: visual, seed, precision, cbs
 ) -> BatchLearner:  # A fastai Learner; train it with `fit_steps(recipe.steps)`
-    "A learner that trains a backbone with one of the pretext tasks of VirTex"
+    "Make a learner that trains a backbone with one of the pretext tasks of VirTex"
     return make_learner(METHODS['virtex'], recipe, dls, **kw)

@@ -84,11 +84,11 @@ class VisualTextDecoder(BagOfWordsHead, nn.Module):
         self,
         images: Tensor,  # Normalised images (b,3,h,w)
     ) -> Tensor:  # Cells of the grid at the decoders' width (b,n,d)
-        "What the decoders attend to"
+        "Compute the projected cells that the decoders attend to"
         return self.project(self.visual(images).flatten(2).transpose(1, 2))
 
     def _look(self, images):
-        "`visual_tokens`, and the mean over the grid if there is a head for words that is being trained, else None"
+        "Return `visual_tokens`, and the grid's mean if a word head is being trained, else None"
         if not (self.word_weight and self.training):
             return self.visual_tokens(images), None
         grid = self.visual(images)
@@ -115,7 +115,7 @@ class VisualTextDecoder(BagOfWordsHead, nn.Module):
         lengths: Tensor,  # Tokens of each caption that are read (b,)
         s: int,  # Positions of each
     ) -> Packing:  # None: padding stays
-        "How padding is left out, or None"
+        "Decide how padding is left out; None: it stays"
         packed = self.autocast_dtype is not None if self.packed is None else self.packed
         if not packed or lengths.device.type != 'cpu':
             return None
@@ -133,7 +133,7 @@ class CaptioningModel(VisualTextDecoder):
     low_precision = 'backbone and decoders'  # What computes in the lower precision on a CPU
 
     def target_mask(self, tokens: Tensor, lengths: Tensor) -> Tensor:
-        "Where in `tokens` (b,s), its first column left out, a word is to be predicted (b,s-1)"
+        "Mark where in `tokens` (b,s), its first column left out, a word is to be predicted (b,s-1)"
         place = torch.arange(tokens.shape[1] - 1, device=tokens.device)
         return (place < lengths[:, None] - 1) & (tokens[:, 1:] != self.pad)
 
@@ -171,7 +171,7 @@ class CaptioningModel(VisualTextDecoder):
         tokens: Tensor,
         lengths: Tensor,  # Captions (b,s), real tokens in each (b,)
     ) -> Tensor:  # (b,) bool; None if there are none at all, as in validation
-        "Which captions are predicted in parallel in this training step (CapPa, sec. 3)"
+        "Choose the captions that are predicted in parallel in this training step (CapPa, sec. 3)"
         if not (self.parallel and self.training):
             return None
         # all processes choose by the number that the first one draws
@@ -217,7 +217,7 @@ def attribute(
     tokens: Tensor,  # Captions, [SOS] first (b,s)
     weight: Tensor,  # Of each token; 1 for those to attribute (b,s)
 ) -> Tensor:  # Above 0 (b,h',w')
-    "Which cells raise the log-probability of tokens: gradient times input, below 0 cut off"
+    "Attribute the log-probability of tokens to cells: gradient times input, values below 0 cut off"
     h, w = self.visual(images).shape[2:]
     with torch.enable_grad():
         vis = self.visual_tokens(images).detach().requires_grad_()
@@ -297,7 +297,7 @@ class TokenClassificationModel(_Classifier):
             self.register_buffer('idf', idf)
 
     def forward(self, batch: dict) -> dict:
-        "`logits` (b,v), and `target` (b,v): 1 for each word of the caption, or its share by how rare it is"
+        "Compute `logits` (b,v), and `target` (b,v): 1 for each word of the caption, or its share by rarity"
         logits = self.scores(batch['images'])
         target = words_in(batch['tokens'], logits.shape[1], self.first)
         return dict(logits=logits, target=idf_weights(target, self.idf) if hasattr(self, 'idf') else target)
@@ -317,14 +317,14 @@ class MultiLabelClassificationModel(_Classifier):
         self.key = key
 
     def forward(self, batch: dict) -> dict:
-        "`logits` (b,k), and `target` (b,k), 1 for each label of the image"
+        "Compute `logits` (b,k), and `target` (b,k), 1 for each label of the image"
         return dict(logits=self.scores(batch['images']), target=batch[self.key][:, self.columns].float())
 
 # %% ../../../nbs/methods/virtex/30_model.ipynb #a77e4d03
 def virtex_capabilities(
     model: nn.Module,  # One of the models above
 ) -> dict:  # Functions by name, see `vlrep.models.pretrained`
-    "The capabilities of a trained model"
+    "Return the capabilities of a trained model"
     if isinstance(model, CaptioningModel):
         return dict(backbone=model.visual, caption=model.generate, attend=model.attend, attribute=model.attribute)
     if isinstance(model, _Classifier):

@@ -42,7 +42,7 @@ def virtex_state(
     model: torch.nn.Module,  # A `CaptioningModel`, `MaskedLMModel`, `TokenClassificationModel` or
     # `MultiLabelClassificationModel`
 ) -> dict:  # Name -> tensor
-    "The model's weights under the names of VirTex's code; `dict(model=virtex_state(m))` is what its checkpoints hold"
+    "Rename weights as in VirTex's code; `dict(model=virtex_state(m))` is what its checkpoints hold"
     out = {_theirs(k): v for k, v in model.state_dict().items() if _theirs(k)}
     if any(k.startswith('backward_') for k in out):
         out |= {'backward_' + k: v for k, v in out.items() if k.startswith(_SHARED)}
@@ -83,7 +83,7 @@ _FOUND = dict(bicaption=('bicaption',), forward=('forward', 'masked_lm'), token_
 
 
 def _task(state, task, name):
-    "The task of the weights `state`, if `task` does not contradict"
+    "Infer the task of the weights `state`; a `ValueError` if `task` contradicts it"
 
     def has(p):
         return any(k.startswith(p) for k in state)
@@ -113,7 +113,7 @@ def _facts(whole, given, name):
 
 # %% ../../../nbs/methods/virtex/50_official.ipynb #57e8ce32
 def _empty_model(state, task, had, name):
-    "A model with room for `state`, in VirTex's names"
+    "Make a model that has room for `state`, which is in VirTex's names"
     net = {k[11:]: v for k, v in state.items() if k.startswith('visual.cnn.')}
     visual = make_backbone(*backbone_shape(net, name))
     n = len(state['textual.output.bias'])

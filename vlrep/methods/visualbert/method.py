@@ -21,7 +21,7 @@ VisualBERTModel = FusionModel  # One stream of words and regions
 
 
 def _parts(recipe, bert, classes):
-    "One stream, as deep as BERT, and its heads"
+    "Return the encoder's config, by default one stream as deep as BERT, and its heads"
     r = recipe
     heads = FusionHeads(
         pool_token=r.pooler,
@@ -40,7 +40,7 @@ def visualbert_build(
     visual: nn.Module,  # Backbone of the regions, or None
     **build_inputs,  # From `fusion_build_inputs`
 ) -> VisualBERTModel:
-    "The model of a recipe"
+    "Build the model that a recipe describes"
     return build_fusion(recipe, sizes, visual, _parts, **build_inputs)
 
 # %% ../../../nbs/methods/visualbert/40_method.ipynb #0e397dbe
@@ -49,5 +49,5 @@ def visualbert_learner(
     dls: DataLoaders,  # From `loaders`, with the collator of the method
     **kw,  # As for `make_learner`: visual, seed, precision, cbs
 ) -> BatchLearner:  # A fastai Learner; train it with `fit_steps(recipe.steps)`
-    "A learner that trains VisualBERT"
+    "Make a learner that trains VisualBERT"
     return make_learner(METHODS['visualbert'], recipe, dls, **kw)

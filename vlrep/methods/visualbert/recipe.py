@@ -32,7 +32,7 @@ class VisualBERTRecipe(FusionRecipe):
     pooler: _Pooled = 'cls'  # Which token is pooled: cls, through tanh, or last: the one before the last [SEP]
 
     def problems(self) -> 'Iterator[str]':
-        "The checks of all fusion models, and that of the sublayers"
+        "Yield the errors of the checks of all fusion models, and of the sublayers"
         yield from FusionRecipe.problems(self)
         yield sublayer_problem(self, visualbert_config)
 
@@ -41,7 +41,7 @@ def visualbert_config(
     recipe: VisualBERTRecipe,  # With `sublayers`
     bert: 'Bert|BertConfig',  # Its sizes
 ) -> FusionConfig:  # One stream, as deep as BERT, unless the recipe lists other sublayers
-    "The sizes of the encoder; words and regions have the same width"
+    "Make the encoder's config from the recipe and BERT's sizes; words and regions have the same width"
     sizes = StreamSizes(bert.depth, max(1, bert.depth // 2), bert.heads, bert.heads, bert.heads, bert.width)
     return FusionConfig(
         make_sublayers(recipe.sublayers or 'single_stream', sizes),
