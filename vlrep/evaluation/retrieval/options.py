@@ -34,12 +34,12 @@ EVALUATIONS.add(
     Evaluation(
         'retrieval',
         'which caption belongs to an image, which image to a caption: R@1, R@5, R@10',
-        _here + 'ask:evaluate_retrieval',
+        _here + 'evaluate:evaluate_retrieval',
         dict(data=_data, protocol=_protocol, split=_split),
         uses_root=True,
         needs=frozenset({'embed_image', 'embed_text'}),
-        measure=_here + 'ask:measure_retrieval',
-        figures=_here + 'ask:show_retrieval',
+        measure=_here + 'evaluate:measure_retrieval',
+        figures=_here + 'evaluate:show_retrieval',
         scores=_scores,
     )
 )
