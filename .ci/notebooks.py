@@ -8,6 +8,7 @@
 import importlib
 import json
 import os
+import pkgutil
 import re
 import signal
 import socket
@@ -74,8 +75,10 @@ def preload():
     torch.set_num_threads(1)
     sys.path.insert(0, str(ROOT))
     try:
-        for module in ('vlrep.evaluation.options', 'vlrep.all', 'vlrep.cli'):  # the options before those of its folders
-            importlib.import_module(module)
+        import vlrep.evaluation.options  # before those of its folders
+
+        for module in pkgutil.walk_packages(vlrep.__path__, 'vlrep.'):
+            importlib.import_module(module.name)
     except Exception:
         pass  # a notebook that imports what is broken says so, and only such a one fails
     finally:

@@ -19,17 +19,82 @@ from PIL import Image
 from torch import Tensor, nn
 
 # %% ../nbs/95_all.ipynb #ab806090
-import importlib as _importlib
-import pkgutil as _pkgutil
-
-import vlrep as _vlrep
-
-_apart = 'vlrep.all', 'vlrep.cli'
-for _found in _pkgutil.walk_packages(_vlrep.__path__, 'vlrep.'):
-    if _found.name in _apart or _found.name.endswith('._modidx'):
-        continue
-    _module = _importlib.import_module(_found.name)
-    globals().update({name: getattr(_module, name) for name in getattr(_module, '__all__', ())})
+from .core.plotting import show_images, style
+from .core.seeding import torch_rng
+from .core.testing import check_learning, expect_fail, test_eq, test_tensor
+from .data.collate import CaptionCollator
+from .data.concepts import tag_words
+from .data.duplicates import duplicates
+from .data.image_files import split_source
+from .data.loader import StatefulLoader, loaders
+from .data.narratives import Narratives
+from .data.records import ArrayDataset, ImageTextDataset, Record, TextBuffer
+from .data.tokenizer import Tokenizer
+from .data.traces import render_traces
+from .data.transforms import EvalTransform, TrainTransform
+from .datasets.base import DATASETS, DatasetBuilder
+from .datasets.coco import read_coco
+from .datasets.csv import read_csv
+from .datasets.narratives import read_narratives
+from .datasets.world.dataset import scene, world
+from .evaluation.base import EVALUATIONS, Evaluation, Option
+from .evaluation.captioning import show_attention
+from .evaluation.knn import knn_probe
+from .evaluation.samples import near_samples, word_maps
+from .evaluation.transfer import table_markdown, world_table
+from .evaluation.voc07 import voc07
+from .experiments.baselines import train_on
+from .experiments.commands import caption, evaluate, report
+from .experiments.config import get_recipe, override_all
+from .experiments.finetune import finetune
+from .experiments.load_run import open_run
+from .experiments.pretrain import pretrain, resume_run
+from .experiments.sanity_checks import dry_run, overfit
+from .experiments.spec import FinetuneSpec, RunSpec, Runtime, finetune_spec, run_spec
+from .losses.contrastive import info_nce
+from .losses.cross_entropy import caption_loss
+from .losses.localization import localisation_loss
+from .losses.queue_contrastive import multi_positive_nce
+from .losses.sigmoid import sigmoid_loss
+from .methods.base import METHODS, Method, lazy_functions
+from .methods.clip.method import CLIPModel, clip_learner
+from .methods.clip.recipe import CLIPRecipe
+from .methods.icmlm.method import icmlm_learner
+from .methods.icmlm.recipe import ICMLMRecipe
+from .methods.learner import make_learner
+from .methods.loctex.method import LocTexModel, loctex_learner
+from .methods.loctex.recipe import LocTexRecipe
+from .methods.mct.method import mct_learner
+from .methods.mct.recipe import MCTRecipe
+from .methods.recipe import MethodRecipe, TextRecipe
+from .methods.rotnet.recipe import RotNetRecipe
+from .methods.supervised.method import supervised_learner
+from .methods.supervised.recipe import SupervisedRecipe
+from .methods.tag_prediction.recipe import TagPredictionRecipe
+from .methods.vilbert.recipe import ViLBERTRecipe
+from .methods.virtex.method import virtex_learner
+from .methods.virtex.model import CaptioningModel, VisualTextDecoder
+from .methods.virtex.recipe import VirTexRecipe
+from .methods.visualbert.recipe import VisualBERTRecipe
+from .methods.word_head import BagOfWordsHead
+from .metrics.captioning import bleu, cider_d
+from .metrics.ranking import average_precision
+from .metrics.retrieval import retrieval_ranks
+from .models.backbones import make_backbone, resnet
+from .models.decoding import beam
+from .models.features import bn_statistics, features, frozen
+from .models.fusion_model import FusionModel
+from .models.momentum_contrast import MomentumEncoder, Queue
+from .models.pretrained import Pretrained
+from .models.text_encoder import TextEncoder
+from .reports.run_report import jpeg_uri
+from .studies.plan import Comparison, Variant, read_study
+from .studies.verdicts import judge_study
+from .training.distributed import Dist
+from .training.learner import BaseCallback, GradientAccumulation, LossTerm, learner
+from .training.optim import Lookahead, sgd
+from .training.run_folder import Run, open_run_folder
+from .training.schedules import warmup_cosine
 
 # %% ../nbs/95_all.ipynb #62ef3d6f
 __all__ = [name for name in globals() if name[0] != '_']  # nothing is defined here: all of it is imported

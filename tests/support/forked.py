@@ -6,8 +6,10 @@ the words of a command as a shell finds it needs a real one.
 """
 
 import atexit
+import importlib
 import json
 import os
+import pkgutil
 import signal
 import subprocess
 import sys
@@ -95,12 +97,10 @@ def serve():
     import torchvision
     import tyro
 
-    import vlrep.all
-    import vlrep.cli
-    import vlrep.evaluation.after_training
-    import vlrep.experiments.pretrain
-    import vlrep.experiments.sanity_checks
+    import vlrep
 
+    for module in pkgutil.walk_packages(vlrep.__path__, 'vlrep.'):
+        importlib.import_module(module.name)
     torch.set_num_threads(1)
     for line in ask:
         what, more = json.loads(line)
