@@ -8,6 +8,7 @@ help:
 	@echo 'make robust       the checks on learning with other seeds, precisions, threads and instruction sets: hours (ONLY=... SEEDS=... ISA=...)'
 	@echo 'make lab          JupyterLab on the notebooks'
 	@echo 'make blank        the chapters of the course without their solutions, in _course/'
+	@echo 'make check        the checks of some notebooks, without slow cells (ONLY="NAME ...")'
 	@echo 'make notebooks    run all notebooks anew, slow cells too, and rewrite their outputs (ONLY="NAME ...")'
 	@echo 'make format       lay out notebooks, tests and scripts (ruff)'
 	@echo 'make export       write vlrep/, the contents and the links from the notebooks as they are, and clean them'
@@ -35,6 +36,9 @@ lab: venv
 blank:
 	@$(PYTHON) .ci/blank.py
 
+check: venv
+	@$(BIN)/python -W ignore .ci/notebooks.py test $(ONLY)
+
 notebooks: venv
 	@$(BIN)/python .ci/notebooks.py run $(ONLY)
 	@$(MAKE) --no-print-directory export readme
@@ -61,5 +65,5 @@ clean:
 	rm -rf .venv .venv-newest .venv-docs build dist _docs _proc *.egg-info .pytest_cache
 	find vlrep nbs tests .ci \( -name __pycache__ -o -name .ipynb_checkpoints \) -prune -exec rm -rf {} +
 
-.PHONY: help venv pretrain test robust lab blank notebooks format export readme curves docs clean
+.PHONY: help venv pretrain test robust lab blank check notebooks format export readme curves docs clean
 .NOTPARALLEL:

@@ -1,6 +1,7 @@
 """Run the notebooks
 
-`notebooks.py test`        nbdev_test's check of each of them, three at a time: no flagged cell, no CUDA, no network
+`notebooks.py test [NAME]` nbdev_test's check of each of them (or of those named), three at a time: no flagged cell, no
+                           CUDA, no network; `--results FILE` writes which passed
 `notebooks.py run [NAME]`  run all (or those named: models/10_backbones) from top to bottom, slow cells too, and rewrite
                            their outputs
 """
@@ -138,8 +139,8 @@ def report(fn, status, cpu, wall, log):
         print(f'  ended by signal {os.WTERMSIG(status)} (the limit is {LIMIT} s)', flush=True)
 
 
-def test(results=None):
-    "Check all notebooks; `results` is a file to write {name: [passed, CPU seconds]} to. Exit code 1 if one failed"
+def test(names, results=None):
+    "Check all notebooks, or those in `names`; exit code 1 if one failed; `results`: a file for [passed, CPU seconds]"
     from nbdev.config import get_config
 
     os.environ.update(CUDA_VISIBLE_DEVICES='', OMP_NUM_THREADS='1', MKL_NUM_THREADS='1')
@@ -148,7 +149,7 @@ def test(results=None):
     preload()
     no_network()
     os.fsync = lambda fd: None  # what checks write need not survive a power failure
-    todo = notebooks()  # the last ones train, so they start first: no long one is left over at the end
+    todo = notebooks(names)  # the last ones train, so they start first: no long one is left over at the end
     skip = get_config().tst_flags.split()
     running = {}
     passed = {}
@@ -218,7 +219,8 @@ if __name__ == '__main__':
     sys.path.pop(0)  # this folder: nothing in a notebook should come from here
     what, *rest = sys.argv[1:] or ['']
     if what == 'test':
-        test(*rest)
+        at = rest.index('--results') if '--results' in rest else len(rest)
+        test(rest[:at], *rest[at + 1 :])
     elif what == 'run':
         run(rest)
     else:

@@ -140,7 +140,7 @@ def call(*cmd):
 def notebooks():
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / 'results.json'
-        code = call(BIN / 'python', '-W', 'ignore', '.ci/notebooks.py', 'test', out)
+        code = call(BIN / 'python', '-W', 'ignore', '.ci/notebooks.py', 'test', '--results', out)
         res = json.loads(out.read_text()) if out.exists() else {}
         if not res:
             raise Failed(f'no notebook was checked (exit code {code})')

@@ -137,6 +137,7 @@ def test_every_method_is_stopped_and_resumed_on_every_dataset(method, data, root
 @pytest.mark.parametrize('data', [d for d in DATASETS if d != 'world' and reads('virtex', d)])
 def test_the_printed_command_of_every_dataset_goes_to_its_end(data, roots, tmp_path, monkeypatch):
     "`vlrep pretrain --data X --root ...` goes to its end"
+    assert data in roots, f'write scenes in the layout of {data} in the fixture roots'
     monkeypatch.chdir(tmp_path)
     main(['pretrain', '--data', data, '--root', str(roots[data])])
     finished(tmp_path / 'runs' / f'{data}-virtex-1', data)

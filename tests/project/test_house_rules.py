@@ -523,6 +523,12 @@ def test_test_files_import_nothing_from_each_other():
     )
 
 
+def test_files_named_in_contributing_are_there():
+    page = read(ROOT / 'CONTRIBUTING.md')
+    named = re.findall(r'`((?:tests|nbs|vlrep|data)/[\w/.]+)`', page)
+    assert len(named) > 10 and not [n for n in named if not (ROOT / n).exists() and 'NAME' not in n and 'NN_' not in n]
+
+
 def test_files_named_in_the_readme_of_tests_are_there():
     page = read(ROOT / 'tests' / 'README.md')
     named = re.findall(r'`((?:\w+/)?[\w*]+\.py)`', page)

@@ -36,7 +36,8 @@ def facts(method, recipe):
 
 
 def test_every_method_has_a_tiny_reference_of_several_seeds():
-    assert not [m for m in METHODS if m not in FILES or len(FILES[m]['recipes']['tiny']['seeds']) < 5]
+    lacking = [m for m in METHODS if m not in FILES or len(FILES[m]['recipes']['tiny']['seeds']) < 5]
+    assert not lacking, f'no reference curves: make curves METHOD="{" ".join(lacking)}"'
 
 
 @pytest.mark.parametrize('method,recipe', KEPT)
@@ -44,7 +45,8 @@ def test_references_are_of_todays_recipes(method, recipe):
     "If this fails, a recipe has changed: `make curves METHOD=... RECIPE=...`"
     entry = reference_curve(method, recipe)
     bands = curve_bands(facts(method, recipe))
-    assert FILES[method]['method'] == method and bands, curve_verdict(facts(method, recipe), [])['text']
+    problem = curve_verdict(facts(method, recipe), [])['text']
+    assert FILES[method]['method'] == method and bands, f'{problem}: make curves METHOD={method} RECIPE={recipe}'
     for name, c in entry['curves'].items():
         steps, low, high = bands[name]
         assert steps == sorted(set(steps)) and steps[-1] == entry['recipe']['steps'] and len(steps) >= 3

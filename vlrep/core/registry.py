@@ -36,9 +36,12 @@ def did_you_mean(
 def resolve(
     ref: str,  # `module:name`
 ) -> object:  # The object of this name in the module
-    "Import the object that `ref` names"
+    "Import the object that `ref` names; a `ValueError` if its module has no such name"
     module, _, name = ref.partition(':')
-    return getattr(importlib.import_module(module), name)
+    found = importlib.import_module(module)
+    if not hasattr(found, name):
+        raise ValueError(f'{ref}: {module} has no {name}')
+    return getattr(found, name)
 
 
 class Lazy:

@@ -7,9 +7,9 @@ __all__ = ['METHODS', 'Method', 'lazy_functions']
 
 # %% ../../nbs/methods/05_base.ipynb #1ad5ec47
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
-from ..core.registry import Lazy, Registry
+from ..core.registry import Lazy, Registry, did_you_mean
 from .recipe import MethodRecipe
 
 # %% ../../nbs/methods/05_base.ipynb #ae9d1cbf
@@ -22,6 +22,7 @@ def _nothing(recipe):
 
 
 _DEFAULTS = 'vlrep.methods.learner:'
+_RUN_FIELDS = {'size', 'bs', 'steps', 'warmup', 'visual_depth', 'visual_width'}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -59,6 +60,11 @@ class Method:
     loss_unit: str = ''  # Unit of the loss, in words
     paper: str = ''  # The paper or papers it is from
 
+    def __post_init__(self):
+        lacking = _RUN_FIELDS - {f.name for f in fields(self.recipe)}
+        if lacking:
+            raise ValueError(f'{self.recipe.__name__}: lacks {", ".join(sorted(lacking))}, which every run reads')
+
     def __repr__(self):
         return f'Method({self.name!r})'
 
@@ -86,5 +92,9 @@ def lazy_functions(
     prefix: str,  # Module and the beginning of a name in it: 'vlrep.methods.virtex.method:virtex_'
     names: str,  # Fields of `Method`, with spaces between: 'build loss groups'
 ) -> dict:  # Field -> reference, for `Method(**...)`
-    "Make a reference `prefix + name` for each field of `Method` in `names`"
+    "Make a reference `prefix + name` for each field in `names`; a `ValueError` for a name that is no field of `Method`"
+    known = {f.name for f in fields(Method)}
+    for name in names.split():
+        if name not in known:
+            raise did_you_mean('field of Method', name, known)
     return {name: prefix + name for name in names.split()}

@@ -125,8 +125,8 @@ class GlobalMeanLoss:
             got = combine_terms(got, self.dist, batch.get('counts') if isinstance(batch, dict) else None)
         if not (isinstance(got, tuple) and len(got) == 2):
             raise ValueError(
-                f'{self.loss}: a loss must return (total, count), or {{name: LossTerm}}; '
-                f'this one returned {type(got).__name__}'
+                f'{getattr(self.loss, "__name__", self.loss)}: a loss must return (total, count), the sum over samples '
+                f'and their number, or {{name: LossTerm}}; this one returned {type(got).__name__}'
             )
         return got
 
