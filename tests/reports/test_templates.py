@@ -52,7 +52,7 @@ def named(name):
     words.update(reference=name, words=[dict(words['words'][0], word=name)])
     narratives.update(spoken=[[name, None], [name, 0.5]])
     samples['figures'][0].update(title=name, explain=name)
-    samples['neighbours']['asks'] = [{'id': '1', name: [['2', 0.5]]}]
+    samples['neighbours']['queries'] = [{'id': '1', name: [['2', 0.5]]}]
     samples['neighbours']['share'] = {name: 50.0, 'any two': 20.0}
     return info, res, samples
 

@@ -199,7 +199,7 @@ def facts(method='virtex', seed=0):
         neighbours=dict(
             n=9,
             k=1,
-            asks=[dict(id='1', **{'before training': [['2', 0.5]], 'after': [['1', 0.6]]})],
+            queries=[dict(id='1', **{'before training': [['2', 0.5]], 'after': [['1', 0.6]]})],
             pics={'1': pic, '2': pic},
             share={'after': 50.0, 'any two': 20.0},
         ),

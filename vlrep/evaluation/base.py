@@ -88,7 +88,9 @@ class Evaluation:
     uses_root: bool = False  # Does --root mean anything?
     needs: frozenset = frozenset({'backbone'})  # Capabilities of the model; `'attend or attribute'` if either will do
     measure: Callable = Lazy(None)  # (EvaluationContext) -> numbers and samples, at the end of each training
-    asks: frozenset = frozenset()  # What `measure` needs of the dataset, of `DatasetBuilder.answers`
+    annotations: frozenset = (
+        frozenset()
+    )  # What `measure` needs of the test images, see `DatasetBuilder.test_annotations`
     scores: tuple = ()  # Questions whose rows keep bootstrap resamples, which a study may compare
     reference_rows: tuple = ()  # Names of rows beside the model's, such as random, for such comparisons
     figures: Callable = Lazy(None)  # (EvaluationContext, samples of `measure`) -> {part of the report: what
@@ -122,10 +124,10 @@ class Evaluation:
     def automatic(
         self,
         capabilities: 'Iterable[str]',  # Of a model
-        answers: 'Iterable[str]',  # Of its dataset
+        annotations: 'Iterable[str]',  # Of the test images of its dataset
     ) -> bool:
         "Tell whether it runs at the end of the training of such a model"
-        return self.measure is not None and not self.missing(capabilities) and self.asks <= set(answers)
+        return self.measure is not None and not self.missing(capabilities) and self.annotations <= set(annotations)
 
     def check(
         self,

@@ -20,7 +20,7 @@ EVALUATIONS.add(
         'the transfer table of the synthetic scenes',
         _ask + 'evaluate_world',
         measure=_measure + 'measure_transfer',
-        asks=_shift,
+        annotations=_shift,
     )
 )
 EVALUATIONS.add(
@@ -30,7 +30,7 @@ EVALUATIONS.add(
         _ask + 'evaluate_grounding',
         needs=frozenset({'attend or attribute'}),
         measure=_measure + 'measure_grounding',
-        asks=_shift,
+        annotations=_shift,
         figures=_measure + 'show_traces',
     )
 )

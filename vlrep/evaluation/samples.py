@@ -93,12 +93,12 @@ def near_samples(
     nets: dict,  # Name -> backbone, such as `before` and `after`
     dataset: ImageTextDataset,  # Pictures; labels `tags` where there are any
     size: int = None,  # Side of the views in pixels
-    asks: int = 5,  # Number of query pictures
+    queries: int = 5,  # Number of query pictures
     k: int = 4,  # Neighbours
     *,
     seed: int = 0,  # Of the choice of queries
     show: callable = None,  # Row -> PIL image to show; by default the dataset's own
-) -> dict:  # `n`, `k`, `asks`, `pics` as `near_html` takes them, and `share` in percent
+) -> dict:  # `n`, `k`, `queries`, `pics` as `near_html` takes them, and `share` in percent
     "Find the nearest neighbours of some pictures in the features of each network"
     n = len(dataset)
     k = min(k, n - 1)
@@ -108,7 +108,7 @@ def near_samples(
     for w, net in nets.items():
         chunks = neighbours(features(net, dataset, size)['avg'], k=k)
         near[w] = [torch.cat(parts).numpy() for parts in list(zip(*chunks))[1:]]
-    rows = np.sort(rng(seed, 'asks').permutation(n)[:asks])
+    rows = np.sort(rng(seed, 'asks').permutation(n)[:queries])
 
     def name(r):
         return str(dataset.ids[r])
@@ -121,7 +121,7 @@ def near_samples(
     ]
     want = {int(r) for r in rows} | {int(j) for i, _ in near.values() for r in rows for j in i[r]}
     pics = {name(r): jpeg_uri(show(r) if show else dataset[r].load(), 120) for r in sorted(want)}
-    out = dict(n=n, k=k, asks=got, pics=pics)
+    out = dict(n=n, k=k, queries=got, pics=pics)
     tags = dataset.labels.get('tags')
     if tags is not None and tags.any():
         other = (np.arange(n)[:, None] + 1 + rng(seed, 'any two').integers(n - 1, size=(n, 20))) % n

@@ -293,7 +293,7 @@ def words_html(
 
 # %% ../../nbs/reports/20_figures.ipynb #b39fa746
 def near_html(
-    asks: list,  # Dicts `id`, then for each network a list of `[id, cosine]`, nearest first
+    queries: list,  # Dicts `id`, then for each network a list of `[id, cosine]`, nearest first
     pics: dict,  # id -> data URI
 ) -> str:  # A row for each query image
     "Show pictures with their nearest neighbours, one group for each network"
@@ -302,7 +302,8 @@ def near_html(
         return (i, pics[i])
 
     return render_macro(
-        'near', [(pic(a['id']), [(k, [(*pic(i), c) for i, c in v]) for k, v in a.items() if k != 'id']) for a in asks]
+        'near',
+        [(pic(a['id']), [(k, [(*pic(i), c) for i, c in v]) for k, v in a.items() if k != 'id']) for a in queries],
     )
 
 # %% ../../nbs/reports/20_figures.ipynb #eafc14c3

@@ -199,7 +199,7 @@ def _shown(samples):
             share=near.get('share'),
             k=near.get('k'),
             n=f'{near["n"]:,}' if near.get('share') else None,
-            rows=near_html(near['asks'], near['pics']),
+            rows=near_html(near['queries'], near['pics']),
         )
     captions = s.get('captions') or []
     return dict(

@@ -19,6 +19,6 @@ EVALUATIONS.add(
         uses_root=True,
         needs=frozenset({'fill_mask', 'regions'}),
         measure=_table + 'measure_image_ablation',
-        asks=frozenset({'objects'}),
+        annotations=frozenset({'objects'}),
     )
 )

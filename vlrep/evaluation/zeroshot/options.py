@@ -27,6 +27,6 @@ EVALUATIONS.add(
         ),
         uses_root=True,
         measure=_table + 'measure_zeroshot',
-        asks=frozenset({'domain_shift'}),
+        annotations=frozenset({'domain_shift'}),
     )
 )

@@ -36,7 +36,7 @@ from ...training.optim import norm_or_bias, param_groups, sgd
 VirTexModel = CaptioningModel  # A backbone and two decoders that share everything but their layers (VirTex fig. 2)
 
 # %% ../../../nbs/methods/virtex/40_method.ipynb #5c9007e4
-def _answers(out):
+def _cross_entropies(out):
     "Cross-entropy of each output, the outputs' means added: total (), words or images ()"
 
     def cost(k):
@@ -59,7 +59,7 @@ def virtex_loss(
     "Make the loss: cross-entropy of each output, the outputs' means added (VirTex eq. 1; sec. 4.2 for sets of words)"
 
     def loss(out, batch):
-        total, n = _answers(out)
+        total, n = _cross_entropies(out)
         if not recipe.word_weight:
             return total, n
         return dict(captions=LossTerm(1.0, total, n), words=word_term(out, total))
