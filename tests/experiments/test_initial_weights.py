@@ -97,11 +97,11 @@ def test_each_run_begins_with_the_backbone_of_the_one_before(folder, net):
             '--dry-run',
         ],
     )
-    first, second = (backbone(run(n)) for n in ('rotnet', 'supervised'))
+    first, second = (backbone(run(n)) for n in ('rotnet', 'tags'))
     assert all(begun(backbone(run(n)), first) for n in ('still', 'file')) and not begun(second, first)
     assert begun(backbone(run('icmlm')), second)
     facts = open_run_folder(run('icmlm')).info
-    assert facts['weights_file'] == str((run('supervised') / 'best' / 'model.safetensors').resolve())
+    assert facts['weights_file'] == str((run('tags') / 'best' / 'model.safetensors').resolve())
     assert facts['weights'].startswith('model.safetensors ')
     assert facts['backbone'] == (MOBILE if net == 'named' else None)
     assert net == 'named' or facts['recipe']['visual_width'] == 8

@@ -21,10 +21,12 @@ from vlrep.experiments.pretrain import pretrain
 from vlrep.experiments.spec import run_spec
 from vlrep.methods.base import METHODS
 from vlrep.methods.learner import make_learner
-from vlrep.methods.recipe import MethodRecipe
+from vlrep.methods.recipe import MethodRecipe, ViewFields
 from vlrep.training.run_folder import open_run_folder
 
-SHARED = [f.name for f in dataclasses.fields(MethodRecipe)]
+SHARED = [
+    f.name for f in dataclasses.fields(MethodRecipe) if f.name not in {v.name for v in dataclasses.fields(ViewFields)}
+]
 
 
 def trained(name, steps=3, **fields):

@@ -34,7 +34,7 @@ VARIANTS = {
     'slip': (dict(cc=0.0, inter_loss='nce', ic=0.5, ci=0.5), None),
     'unified': (
         dict(projections='unified', intra_width=32, inter_width=32),
-        {'heads.img', 'heads.txt', 'visual', 'text'},
+        {'heads.image', 'heads.text', 'visual', 'text'},
     ),
     'sum, groups': (dict(hinge_reduction='sum', ic=0.1, ci=0.1, shuffle_bn=False, virtual_batch_size=4), None),
     'paraphrases': (dict(text_views='paraphrases', swap_sides=True, blur_p=0.5, mask_same=False), None),
