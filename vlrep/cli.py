@@ -29,7 +29,7 @@ from .datasets.base import DATASETS, SPLIT_SOURCES
 from .evaluation.base import EVALUATIONS
 from .evaluation.finetune.plan import PLANS, TASKS
 from .experiments.config import get_recipe, override, recipe_lines
-from .experiments.options import LAYOUT_NAMES, check_run, one_of, recipe_name, resolve_options
+from .experiments.options import EXPORT_LAYOUTS, check_run, one_of, recipe_name, resolve_options
 from vlrep.experiments.spec import (
     FinetuneSpec,
     Runtime,
@@ -382,7 +382,7 @@ class _Export:
     "Export the backbone for another library, and compare the features that it computes"
 
     run: _A_RUN
-    to: _one_of(LAYOUT_NAMES)
+    to: _one_of(EXPORT_LAYOUTS)
     out: _DIR = None  # Folder to write to (default: RUN/export-LAYOUT)
     which: _WHICH = 'best'
     plugin: _PLUGIN = ()
@@ -685,7 +685,7 @@ def _paraphrase(argv):
         raise _Exit(130, 'stopped; the same command continues where it stopped') from None
 
 # %% ../nbs/90_cli.ipynb #5e610002
-_WAYS = 'detector', 'grid', 'files'
+_REGION_SOURCES = 'detector', 'grid', 'files'
 
 
 @dataclass(frozen=True)
@@ -703,9 +703,9 @@ class _Regions:
         ]
     ]
     out: _option('DIR', 'The store; an unfinished one is continued (default: regions)') = None
-    by: _option('WAY', f'One of: {", ".join(_WAYS)}, or a run folder, whose backbone is used (default: detector)') = (
-        None
-    )
+    by: _option(
+        'WAY', f'One of: {", ".join(_REGION_SOURCES)}, or a run folder, whose backbone is used (default: detector)'
+    ) = None
     model: _option('NAME', 'Detector of torchvision (default: fasterrcnn_resnet50_fpn)') = None
     backbone: _option('NAME', 'For --by grid: resnet50, timm/NAME, torchvision/NAME (default: resnet50)') = None
     weights: _option(
@@ -739,8 +739,8 @@ def _regions(argv):
     by = a.get('by', 'detector')
     if not Path(a['photos']).exists():
         raise ValueError(f'{a["photos"]}: no such folder')
-    if by not in _WAYS and not Path(by).is_dir():
-        one_of('--by', by, _WAYS)
+    if by not in _REGION_SOURCES and not Path(by).is_dir():
+        one_of('--by', by, _REGION_SOURCES)
     if by == 'grid' and 'weights' not in a:
         raise ValueError('--weights is missing: with --by grid a file with the weights of the backbone')
     for k in ('max_regions', 'size'):

@@ -12,7 +12,7 @@ from torchvision.ops import roi_align
 
 from ..core.registry import did_you_mean
 from ..data.masking import sequence_mask
-from ..data.regions import READ_HOWS, check_boxes
+from ..data.regions import REGION_INPUTS, check_boxes
 from ..data.transforms import IMAGENET, resize_crop
 
 # %% ../../nbs/models/62_region_features.ipynb #67620007
@@ -81,8 +81,8 @@ class RegionEncoder(nn.Module):
         frozen: bool = True,  # Backbone and classifier are not trained, and stay in evaluation mode
     ):
         super().__init__()
-        if how not in READ_HOWS:
-            raise did_you_mean('how', how, READ_HOWS)
+        if how not in REGION_INPUTS:
+            raise did_you_mean('how', how, REGION_INPUTS)
         if visual is None and how != 'files':
             raise ValueError(f'visual: regions from {how} need a backbone')
         self.how = how

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ...core.registry import did_you_mean
 from ...data.tokenizer import TokenIds
-from ...data.traces import HOW, render_traces
+from ...data.traces import TRACE_RENDERINGS, render_traces
 from ...losses.contrastive import info_nce
 from ...losses.localization import attention_maps, localisation_loss
 from ..base import METHODS
@@ -254,7 +254,10 @@ def loctex_loss(
 
 # %% ../../../nbs/methods/loctex/40_method.ipynb #a6644f22
 _CHOICES = dict(
-    loc_scale=('none', 'sqrt'), loc_norm=('row', 'tensor', 'tensor_l1'), direction=('i2t', 'symmetric'), render=HOW
+    loc_scale=('none', 'sqrt'),
+    loc_norm=('row', 'tensor', 'tensor_l1'),
+    direction=('i2t', 'symmetric'),
+    render=TRACE_RENDERINGS,
 )
 
 
