@@ -17,27 +17,38 @@ from .ranking import bootstrap
 _NUMBERS = {w: str(n) for n, w in enumerate('zero one two three four five six seven eight nine ten'.split())}
 _NUMBERS['none'] = '0'
 _ARTICLES = {'a', 'an', 'the'}
-_WHOLE = (
-    "ain't aren't can't couldn't couldn't've could've didn't doesn't don't hadn't hasn't haven't he's how's i'm "
-    "i've isn't it'll let's ma'am mightn't might've mustn't must've needn't o'clock shan't she's should've "
-    "shouldn't somebody's someone's that's there's they'd they'll they're they've wasn't we've weren't what's "
-    "where's who's who've why's won't wouldn't would've y'all you'd you'll you're you've"
+_PUNCTUATION = ';/[]"{}()=+\\_-><@`,?!'
+_WITH_APOSTROPHES = (
+    "ain't aren't can't could've couldn't couldn't've didn't doesn't don't hadn't hadn't've hasn't haven't he'd "
+    "he'd've he's how'd how'll how's isn't it'd it'd've it'll ma'am mightn't mightn't've might've mustn't must've "
+    "needn't not've o'clock oughtn't 'ow's'at shan't she'd've should've shouldn't shouldn't've somebody'd've "
+    "somebody'll somebody's someone'd someone'd've someone'll someone's something'd something'd've something'll "
+    "that's there'd there'd've there're there's they'd they'd've they'll they're they've 'twas wasn't we'd've we've "
+    "weren't what'll what're what's what've when's where'd where's where've who'd who'd've who'll who's who've "
+    "why'll why're why's won't would've wouldn't wouldn't've y'all y'all'll y'all'd've you'd you'd've you'll you're "
+    "you've"
 ).split()
-_CONTRACTIONS = {w.replace("'", ''): w for w in _WHOLE}  # not we're, it's: without apostrophe words of their own
+# each of them with one apostrophe missing; and a slip of the challenge's list
+_CONTRACTIONS = {
+    word[:i] + word[i + 1 :]: word for word in _WITH_APOSTROPHES for i, letter in enumerate(word) if letter == "'"
+} | {"somebody'd": 'somebodyd'}
 
 
 def normalise_answer(
     text: str,  # An answer as written
 ) -> str:  # The same in the one spelling in which answers are compared; it may be empty
-    "Lower case, digits, no articles, no punctuation but apostrophes and colons"
+    "Spell an answer as the evaluation code of the VQA challenge does"
     if not isinstance(text, str):
         raise ValueError(f'an answer is text, not {text!r}: is a cell of a table empty?')
-    text = ' '.join(text.lower().replace('’', "'").split())
-    text = re.sub(r'(?<=\d),(?=\d)', '', text)
-    text = re.sub(r'(?<!\d)\.|\.(?!\d)', '', text)
-    text = re.sub(r"[^\w\s':.]|_", ' ', text)
-    tokens_left = [_NUMBERS.get(w, w) for w in text.split() if w not in _ARTICLES]
-    return ' '.join(_CONTRACTIONS.get(w, w) for w in tokens_left)
+    text = ' '.join(text.split())
+    number = re.search(r'\d,\d', text)
+    spelled = text
+    for mark in _PUNCTUATION:
+        beside_space = f'{mark} ' in text or f' {mark}' in text
+        spelled = spelled.replace(mark, '' if number or beside_space else ' ')
+    spelled = re.sub(r'\.(?!\d)', '', spelled)
+    words = [_NUMBERS.get(w, w) for w in spelled.lower().split()]
+    return ' '.join(_CONTRACTIONS.get(w, w) for w in words if w not in _ARTICLES)
 
 # %% ../../nbs/metrics/50_vqa.ipynb #3a20a4dc
 def soft_scores(
