@@ -155,13 +155,12 @@ def recipe_lines(
     for m in [method] if method else METHODS:
         for name, r in METHODS[m].recipes.items():
             net, shape = r.network()
-            recipes = (
-                'torchvision'
-                if shape is None
-                else 'torchvision, timm, detectron2'
-                if shape in RESNETS.values()
-                else 'vlrep only'
-            )
+            if r.network()[0] == 'features from files':
+                recipes = 'vlrep only'
+            elif shape is None:
+                recipes = 'torchvision'
+            else:
+                recipes = 'torchvision, timm, detectron2' if shape in RESNETS.values() else 'vlrep only'
             rows.append(
                 (
                     m,

@@ -91,7 +91,6 @@ SMALL_CONCEPTS = dict(
 VGG_CONCEPTS = dict(
     net='vgg16',
     tag_head='conv',
-    parts='nn_adj',
     top_k=1000,
     optimiser='radam',
     schedule='steps',

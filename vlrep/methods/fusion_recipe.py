@@ -189,6 +189,10 @@ class FusionRecipe(FusionInput):
         if self.steps:
             return MethodRecipe._schedule(self)
 
+    def network(self) -> tuple:  # Its name; (depth, width), or None if there is none
+        "Name the backbone; regions from files need none"
+        return ('features from files', None) if self.regions == 'files' else MethodRecipe.network(self)
+
 # %% ../../nbs/methods/03_fusion_recipe.ipynb #f63454aa
 def small_bert_sizes(
     recipe: FusionRecipe,  # With bert=small
@@ -258,11 +262,12 @@ def paper_recipes(
     return {
         name: base,
         f'{name}_vqa': replace(base, source='questions', bs=bs),
-        f'{name}_cc_small': replace(web, steps=12_000),  # 10 % of CC; each for 30 epochs
+        f'{name}_cc_small': web,  # tab. 1 and 2: as many pairs as COCO has, and as many updates
+        f'{name}_cc_tenth': replace(web, steps=12_000),  # fig. 3: 10 % of CC; each part for 30 epochs
         f'{name}_cc_half': replace(web, steps=60_000),
         f'{name}_cc': replace(web, steps=120_000),
         f'{name}_released': replace(base, bs=480, steps=11_000, warmup=1000, schedule='linear', beta2=0.999),
-        f'{name}_random': replace(base, start='random'),
+        f'{name}_random': replace(base, start='random', steps=0),  # tab. 2: not pretrained (app. C)
     }
 
 
@@ -311,7 +316,7 @@ def fusion_world(
         world=world,
         world_questions=replace(world, source='questions'),
         world_web=replace(world, source='web'),
-        world_random=replace(world, start='random'),
+        world_random=replace(world, start='random', steps=0),
         flickr8k_small=photos,
         flickr8k=larger,
         vqa=replace(larger, source='questions'),

@@ -82,10 +82,13 @@ METHODS.add(
             **{
                 f'icmlm_{h}_r50_l{l}h{n}': replace(_paper, head=h, layers=l, heads=n, tag_weight=0.0)  # tab. 5
                 for h in ('tfm', 'attfc')
-                for l, n in ((1, 1), (1, 4), (1, 12), (2, 12))
+                for l in (1, 2)
+                for n in (1, 4, 12)
             },
-            'icmlm_tfm_vgg16': _vgg,
-            'icmlm_attfc_vgg16': replace(_vgg, **_wait),  # tab. 1 and 2
+            'icmlm_tfm_vgg16': _vgg,  # tab. 2
+            'icmlm_attfc_vgg16': replace(_vgg, **_wait),
+            'icmlm_tfm_vgg16_masked': replace(_vgg, parts='nn_adj'),  # tab. 1: nouns and adjectives
+            'icmlm_attfc_vgg16_masked': replace(_vgg, **_wait, parts='nn_adj'),
             'icmlm_tfm': _small,
             'icmlm_attfc': replace(_small, **_attfc),
             'world': _small,

@@ -231,8 +231,12 @@ METHODS.add(
         {
             'mct_r50': _bert,
             'mct_r50_scratch': _paper,  # tab. 1: both towers from scratch
+            'mct_r50_scratch_1000': replace(_paper, steps=231_000),  # 1000 epochs (tab. 2)
+            'mct_r50_stock': replace(_bert, tag=1.0, queue=65536, steps=679_688),  # 60 epochs of 5.8 million images
             'mct_r50_tags': replace(_bert, tag=1.0),  # tab. 1: with tags
             'mct_r50_moco_v2': replace(_paper, **_moco, temperature=0.2),  # MoCo v2 on COCO
+            # with its own batch and queue
+            'mct_r50_moco_v2_own': replace(_paper, **_moco, temperature=0.2, bs=256, queue=65536, steps=92_400),
             'mct_r50_ii_tag': replace(_paper, **_moco, tag=1.0),  # sec. 4.4: images and tags
             'mct_r50_words': replace(_bert, tag=1.0, tags_from='words'),  # sec. 4.4: tags from captions
             'mct_r50_slip': replace(_bert, **_slip),
