@@ -86,7 +86,10 @@ def resolve_options(
         raise ValueError('--task: the method decides it, see --method')
     DATASETS[data].check_options(options, names)
     if missing := missing_annotations(METHODS[method], recipe, DATASETS[data]):
-        raise ValueError(f'--method {method}: learns from {", ".join(missing)}, and {data} has none')
+        has = ', '.join(sorted(DATASETS[data].provides)) or 'nothing'
+        raise ValueError(
+            f'--method {method}: learns from {", ".join(missing)}, and {data} has none; its images come with {has}'
+        )
     return recipe, options
 
 # %% ../../nbs/experiments/20_options.ipynb #7245829f
