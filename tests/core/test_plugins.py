@@ -1,7 +1,9 @@
 "A method and a dataset from files outside the library, by the real commands; no file of the library knows of them"
 
 import json
+import os
 
+import forked
 import pytest
 from tools import ROOT, sets, vlrep
 
@@ -69,6 +71,19 @@ def folder(tmp_path_factory):
     (d / 'match_stopping.py').write_text(text + STOP)
     (d / 'mean.py').write_text(MEAN)
     return d
+
+
+def test_a_plugin_that_was_changed_within_a_second_is_read_anew(tmp_path):
+    "Two texts of one length and one time, as of an editor and of Python's cache of bytecode"
+    file = tmp_path / 'mine.py'
+    code = 'import sys; sys.dont_write_bytecode = False; from vlrep.core.registry import load_plugin; '
+    said = []
+    for text in ('value = 1', 'value = 2'):
+        file.write_text(text)
+        os.utime(file, (10**9, 10**9))
+        program = forked.Program(code + f'print(load_plugin({str(file)!r}).value)', [], tmp_path)
+        said.append(program.communicate()[0].strip())
+    assert said == ['1', '2']
 
 
 def test_the_tutorial_prints_the_method_that_is_tested_here():

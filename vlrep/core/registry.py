@@ -8,6 +8,7 @@ __all__ = ['did_you_mean', 'resolve', 'Lazy', 'Registry', 'load_plugins', 'load_
 # %% ../../nbs/core/05_registry.ipynb #23191dd4
 import difflib
 import importlib
+import importlib.machinery
 import importlib.metadata
 import importlib.util
 import pkgutil
@@ -161,6 +162,13 @@ def load_plugins() -> None:
             _plugins[e.value] = e.load()
 
 
+class _PluginLoader(importlib.machinery.SourceFileLoader):
+    "Compile the source each time: Python would take the bytecode of a file that changed within the same second"
+
+    def get_code(self, name):
+        return self.source_to_code(self.get_data(self.path), self.path)
+
+
 def load_plugin(
     path: 'str|Path',  # A Python file that registers something
 ) -> ModuleType:  # The module; its name is that of the file
@@ -178,7 +186,7 @@ def load_plugin(
         raise ValueError(f'--plugin {path}: another module is called {name}; rename the file')
     if path.suffix != '.py':
         raise ValueError(f'--plugin {path}: its name must end in .py')
-    spec = importlib.util.spec_from_file_location(name, path)
+    spec = importlib.util.spec_from_file_location(name, path, loader=_PluginLoader(name, str(path)))
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # so that a process that loads images finds its classes
     try:
