@@ -50,11 +50,11 @@ def overfitted(method, recipe, seed, path):
 
     name = dict(tiny=True) if recipe == 'tiny' else dict(name=recipe)
     if not path.exists():
-        text = []
+        lines = []
         run_checks(
-            'overfit', run_spec(method, data='world', seed=seed, precision='fp32', threads=1, **name), log=text.append
+            'overfit', run_spec(method, data='world', seed=seed, precision='fp32', threads=1, **name), log=lines.append
         )
-        path.write_text('\n'.join(text) + '\n', encoding='utf-8')
+        path.write_text('\n'.join(lines) + '\n', encoding='utf-8')
     found = LINE.search(path.read_text(encoding='utf-8'))
     return found and int(found[1])
 

@@ -1,8 +1,8 @@
 """Do the checks on learning hold with other seeds, precisions, threads and instruction sets? For `make robust`
 
-A notebook's cells that begin with `#| learns` train something and say with `check_learning` how far it came. Here they
-run
-again, each time with other values of `seed` and `precision`; so do the functions of `tests/support/learning.py`.
+A notebook's cells that begin with `#| learns` train something and say with `check_learning` how far it came. Here
+they run again, each time with other values of `seed` and `precision`; so do the functions of
+`tests/support/learning.py`.
 Where nothing is trained in a precision that can be chosen (chapters of the course in plain PyTorch), fp32 stands alone.
 A margin of 1 is what `make test` asks for, MARGIN is asked here.
 

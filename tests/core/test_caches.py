@@ -88,9 +88,9 @@ def test_a_changed_byte_in_a_cache_is_made_anew(name, monkeypatch, own_cache):
                 path.unlink()
             else:
                 flipped(path, at)
-            text = []
-            assert same_tensors(CACHES[name](scenes, text.append), first), (path.name, at)
-            assert any(path.name in s and 'made anew' in s for s in text), (path.name, at, text)
+            lines = []
+            assert same_tensors(CACHES[name](scenes, lines.append), first), (path.name, at)
+            assert any(path.name in s and 'made anew' in s for s in lines), (path.name, at, lines)
             tried += 1
         again = []
         CACHES[name](scenes, again.append)

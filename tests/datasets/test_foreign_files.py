@@ -298,13 +298,13 @@ def test_narratives_without_places_are_refused_where_places_are_learned(tmp_path
     )
     narrated(tmp_path / 'some', lambda i, l: i % 5 or NO_PLACES[why](l))
     n = 0
-    text = []
+    lines = []
 
     class Enough(Exception):
         pass
 
     def log(s):
-        text.append(s)
+        lines.append(s)
         if s.startswith('loctex on'):
             raise Enough
 
@@ -315,8 +315,8 @@ def test_narratives_without_places_are_refused_where_places_are_learned(tmp_path
                 out=tmp_path / 'no',
                 log=log,
             )
-    counts = [int(s.split()[0]) for s in text if f'of 45 narratives {why}: the localisation loss leaves them out' in s]
-    assert len(counts) == 2 and 1 <= counts[0] <= 12 and counts[1] == 45, text
+    counts = [int(s.split()[0]) for s in lines if f'of 45 narratives {why}: the localisation loss leaves them out' in s]
+    assert len(counts) == 2 and 1 <= counts[0] <= 12 and counts[1] == 45, lines
 
 
 def coco(root, **other):

@@ -128,9 +128,9 @@ def table(root, words):
 def test_a_split_column_is_followed_and_recorded(tmp_path):
     words = ['train'] * 14 + ['restval'] * 2 + ['dev'] * 4 + ['test'] * 5 + [''] * 3
     root = table(tmp_path, words)
-    text = []
-    out = pretrain(run_spec(changes=TINY, data='csv', root=root, threads=1), out=tmp_path / 'run', log=text.append)
-    line = next(l for l in text if l.startswith('split: '))
+    lines = []
+    out = pretrain(run_spec(changes=TINY, data='csv', root=root, threads=1), out=tmp_path / 'run', log=lines.append)
+    line = next(l for l in lines if l.startswith('split: '))
     assert line.startswith(
         'split: from the column split of photos.csv: 16 train, 4 valid, 5 test; 3 photos that it '
         'puts into no part are left out: images/train-000025.jpg'
@@ -288,9 +288,11 @@ def test_shards_are_written_from_one_reading(tmp_path):
     "What is left out is said once; shards that are in parts stay in parts"
     root = table(tmp_path / 'photos', ['train'] * 8 + ['valid'] * 4 + ['test'] * 4)
     (root.parent / 'images' / 'train-000003.jpg').unlink()
-    text = []
-    make_shards('csv', root, tmp_path / 'shards', log=text.append)
-    assert sum('1 of 16 images' in line for line in text) == 1 and sum(line.startswith('split: ') for line in text) == 1
+    lines = []
+    make_shards('csv', root, tmp_path / 'shards', log=lines.append)
+    assert (
+        sum('1 of 16 images' in line for line in lines) == 1 and sum(line.startswith('split: ') for line in lines) == 1
+    )
     assert sorted(p.parent.name for p in (tmp_path / 'shards').rglob('*.tar')) == ['test', 'train', 'valid']
     with pytest.raises(ValueError, match='--split hash: webdataset comes in parts'):
         make_shards('webdataset', tmp_path / 'shards', tmp_path / 'again', split='hash')

@@ -267,9 +267,9 @@ def test_a_training_ends_with_retrieval(run):
     page = (run / 'report.html').read_text()
     for title in ('Retrieval', 'Image to text', 'Text to image', 'Cosines'):
         assert f'<h2>{title}' in page
-    text = []
-    assert evaluate(run, 'retrieval', log=text.append) == rows
-    assert 'belong to several images' in text[0] and 'of 120 captions; 5 captions an image, test' in text[1]
+    lines = []
+    assert evaluate(run, 'retrieval', log=lines.append) == rows
+    assert 'belong to several images' in lines[0] and 'of 120 captions; 5 captions an image, test' in lines[1]
 
 
 def test_a_run_is_evaluated_on_other_photos(run, tmp_path):

@@ -162,9 +162,9 @@ def test_any_model_is_evaluated(awa2):
     assert rows == evaluate_zeroshot(about, 'awa2', 'classes')  # the same numbers again
     assert all(torch.equal(v, remaining[k]) for k, v in m.backbone.state_dict().items())
     lost = sorted(awa2.rglob('*.jpg'))[0]
-    text = []
+    lines = []
     lost.write_bytes(b'no photo')
-    EVALUATIONS['zeroshot'].evaluate(replace(about, log=text.append), benchmark='awa2')
-    assert sum(line.startswith('left out: ') and lost.name in line for line in text) == 1
+    EVALUATIONS['zeroshot'].evaluate(replace(about, log=lines.append), benchmark='awa2')
+    assert sum(line.startswith('left out: ') and lost.name in line for line in lines) == 1
     with pytest.raises(ValueError, match='at most 0 may be so'):
         EVALUATIONS['zeroshot'].evaluate(replace(about, max_corrupt=0), benchmark='awa2')

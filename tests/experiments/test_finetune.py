@@ -150,18 +150,18 @@ def test_a_stopped_and_resumed_fine_tuning_has_the_same_bits(tuned, body, tmp_pa
     with pytest.raises(TrainingInterrupted) as e:
         finetune(finetune_spec(body, 'vqa', [*PLAN, *SCENES]), out=tmp_path / 'stopped', log=Stop())
     assert e.value.code == 130 and open_run_folder(tmp_path / 'stopped').saved()[-1] == 4
-    text = []
-    out = resume_run(tmp_path / 'stopped', log=text.append)
-    assert 'resuming from step 4' in text
+    lines = []
+    out = resume_run(tmp_path / 'stopped', log=lines.append)
+    assert 'resuming from step 4' in lines
     for which in ('last', 'best'):
         a = open_run_folder(tuned).weights(which)
         b = open_run_folder(out).weights(which)
         assert all(torch.equal(a[k], b[k]) for k in a) and a.keys() == b.keys()
     a, b = (open_run_folder(r).results()[0]['numbers'] for r in (tuned, out))
     assert a['table'] == b['table'] and a['history'] == b['history']
-    text.clear()
-    resume_run(out, log=text.append)
-    assert 'nothing is left to do' in text[-1]
+    lines.clear()
+    resume_run(out, log=lines.append)
+    assert 'nothing is left to do' in lines[-1]
 
 
 OTHERS = [dict(changes=['lr=0.02']), dict(changes=['scenes=13']), dict(seed=1), dict(task='vizwiz')]
@@ -248,7 +248,7 @@ def test_every_task_is_trained_on_its_own_files(body, tmp_path, task):
 
 def test_missing_photos_and_answers_are_counted(body, scenes_in_vqa, tmp_path):
     (tmp_path / 'root/train2014/COCO_train2014_000000000002.jpg').unlink()
-    text = []
+    lines = []
     lost = '1 of 4 images named in .* are missing: COCO_train2014_000000000002.jpg'
     with pytest.raises(ValueError, match=lost):
         finetune(
@@ -258,8 +258,8 @@ def test_missing_photos_and_answers_are_counted(body, scenes_in_vqa, tmp_path):
             log=quiet,
         )
     assert not (tmp_path / 'out').exists()
-    finetune(finetune_spec(body, 'vqa', PLAN, root=tmp_path / 'root'), out=tmp_path / 'out', log=text.append)
-    assert any(re.search(lost, line) and line.endswith('they are left out') for line in text)
+    finetune(finetune_spec(body, 'vqa', PLAN, root=tmp_path / 'root'), out=tmp_path / 'out', log=lines.append)
+    assert any(re.search(lost, line) and line.endswith('they are left out') for line in lines)
 
 
 def test_unreadable_photos_of_the_validation_set_are_counted_before_training(body, scenes_in_vqa, tmp_path):
@@ -272,10 +272,10 @@ def test_unreadable_photos_of_the_validation_set_are_counted_before_training(bod
             out=tmp_path / 'out',
             log=quiet,
         )
-    text = []
-    run = finetune(finetune_spec(body, 'vqa', PLAN, root=tmp_path / 'root'), out=tmp_path / 'out', log=text.append)
+    lines = []
+    run = finetune(finetune_spec(body, 'vqa', PLAN, root=tmp_path / 'root'), out=tmp_path / 'out', log=lines.append)
     n = len(scenes_in_vqa[1].questions)
-    assert any(f'{n} of ' in line and 'are about images that cannot be read' in line for line in text), text
+    assert any(f'{n} of ' in line and 'are about images that cannot be read' in line for line in lines), lines
     rows = open_run_folder(run).results()[-1]['numbers']['table']
     assert max(r['n'] for r in rows) == sum(len(s.questions) for s in scenes_in_vqa) - n
 
@@ -328,9 +328,9 @@ def test_beginnings_of_long_texts_are_read_only_on_request(body, tmp_path):
     with pytest.raises(ValueError, match='train: 100 % of 12 texts are longer than max_len=6 .*--max-len .*--max-cut'):
         finetune(finetune_spec(body, 'mm_imdb', short), out=tmp_path / 'out', log=quiet)
     assert not (tmp_path / 'out').exists()
-    text = []
-    finetune(finetune_spec(body, 'mm_imdb', [*short, 'max_cut=1']), out=tmp_path / 'out', log=text.append)
-    counted = [line for line in text if 'of the tokens are unknown' in line]
+    lines = []
+    finetune(finetune_spec(body, 'mm_imdb', [*short, 'max_cut=1']), out=tmp_path / 'out', log=lines.append)
+    counted = [line for line in lines if 'of the tokens are unknown' in line]
     assert [line.partition(' texts')[0] for line in counted] == [
         'train: 100 % of 12',
         'valid: 100 % of 6',
@@ -613,10 +613,10 @@ def test_a_run_killed_before_its_first_checkpoint_begins_anew(tuned, body, tmp_p
     run.mkdir()
     for name in ('recipe.json', 'labels.json', 'tokenizer.model'):
         (run / name).write_bytes((tuned / name).read_bytes())
-    text = []
-    resume_run(run, log=text.append)
+    lines = []
+    resume_run(run, log=lines.append)
     a, b = (open_run_folder(r).weights('last') for r in (run, tuned))
-    assert text[0] == 'no checkpoint: beginning anew' and all(torch.equal(v, a[k]) for k, v in b.items())
+    assert lines[0] == 'no checkpoint: beginning anew' and all(torch.equal(v, a[k]) for k, v in b.items())
     assert open_run_folder(run).info['finetune'] == open_run_folder(tuned).info['finetune']
 
 

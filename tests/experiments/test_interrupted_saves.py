@@ -93,10 +93,10 @@ def same_run(a, b):
 
 def test_a_run_killed_in_its_first_save_goes_on_to_the_same_bits(run, whole):
     "It goes on from the best checkpoint, which is of the same step, to the same bits and numbers"
-    text = []
-    again(run, log=text.append)
+    lines = []
+    again(run, log=lines.append)
     same_run(run, whole)
-    assert f'resuming from step {FIRST}, that of the best checkpoint: there is no other' in text
+    assert f'resuming from step {FIRST}, that of the best checkpoint: there is no other' in lines
     x, y = (open_run_folder(r).results() for r in (run, whole))
     assert len(x) == 1 and x[0]['numbers']['table'] == y[0]['numbers']['table']
     assert not [p for p in run.rglob('.*.tmp')] and not open_run_folder(run).missing()
@@ -104,17 +104,17 @@ def test_a_run_killed_in_its_first_save_goes_on_to_the_same_bits(run, whole):
 
 @pytest.mark.parametrize('at,step', [(FIRST, FIRST), ('best', FIRST), (0, 0)])
 def test_after_a_torn_first_save_a_step_can_be_named(run, whole, quick, at, step):
-    text = []
-    again(run, at=str(at), log=text.append)
+    lines = []
+    again(run, at=str(at), log=lines.append)
     same_run(run, whole)
-    assert any(s.startswith(f'resuming from step {step}' if step else 'no checkpoint: beginning anew') for s in text)
+    assert any(s.startswith(f'resuming from step {step}' if step else 'no checkpoint: beginning anew') for s in lines)
 
 
 def test_after_a_torn_first_save_an_inexact_resume_works(run, quick):
-    text = []
-    again(run, inexact=True, changes=['bs=8', 'steps=30'], log=text.append)
+    lines = []
+    again(run, inexact=True, changes=['bs=8', 'steps=30'], log=lines.append)
     assert (
-        any('no longer exact' in s for s in text)
+        any('no longer exact' in s for s in lines)
         and open_run_folder(run).results()[0]['numbers']['steps'] == 30
         and open_run_folder(run).state()['step'] == 30
     )
@@ -161,15 +161,15 @@ def test_a_disk_full_in_the_first_save_leaves_only_the_recipe(tmp_path, monkeypa
 
     monkeypatch.setattr(torch, 'save', at_save(2, full))
     run = tmp_path / 'run'
-    text = []
+    lines = []
     with pytest.raises(OSError) as e:
-        go(run, log=text.append)
+        go(run, log=lines.append)
     assert (
         e.value.errno == errno.ENOSPC
         and e.value.filename == str(run / f'steps/{FIRST:06d}/state.pt')
         and e.value.strerror == 'the disk is full (No space left on device)'
     )
-    assert text[-1] == f'the checkpoints are kept; when the cause is mended: vlrep resume {run}'
+    assert lines[-1] == f'the checkpoints are kept; when the cause is mended: vlrep resume {run}'
     monkeypatch.undo()
     again(run)
     same_run(run, whole)
@@ -227,9 +227,9 @@ def test_a_torn_result_is_written_again(whole, tmp_path, quick, how):
     run = Path(shutil.copytree(whole, tmp_path / 'run'))
     p = run / 'result.jsonl'
     b = p.read_bytes()
-    text = []
+    lines = []
     p.unlink() if TORN[how] is None else p.write_bytes(TORN[how](b))
-    again(run, log=text.append)
+    again(run, log=lines.append)
     (new,) = open_run_folder(run).results()
     (old,) = open_run_folder(whole).results()
     assert (
@@ -239,9 +239,9 @@ def test_a_torn_result_is_written_again(whole, tmp_path, quick, how):
     )
     assert new['changes'] == old['changes'] and {'baselines=False', 'jitter=0.3'} <= set(new['changes'])
     assert not any('flip_p' in c for c in new['changes'])  # it was given the value that it has anyway
-    assert any('torn; it will be made anew' in s for s in text) == (how != 'missing')
-    again(run, log=text.append)
-    assert 'complete, nothing is left to do' in text[-1] and len(open_run_folder(run).results()) == 1
+    assert any('torn; it will be made anew' in s for s in lines) == (how != 'missing')
+    again(run, log=lines.append)
+    assert 'complete, nothing is left to do' in lines[-1] and len(open_run_folder(run).results()) == 1
 
 
 @pytest.mark.parametrize('how', TORN)
@@ -251,11 +251,11 @@ def test_a_torn_report_is_written_again_without_reading_images(whole, tmp_path, 
     p = run / 'report.html'
     b = p.read_bytes()
     result = (run / 'result.jsonl').read_bytes()
-    text = []
+    lines = []
     p.unlink() if TORN[how] is None else p.write_bytes(TORN[how](b) if how != 'without its end' else b.rstrip()[:-1])
     monkeypatch.setattr(vlrep.experiments.pretrain, 'open_splits', None)
-    again(run, log=text.append)
-    assert p.read_bytes() == b and (run / 'result.jsonl').read_bytes() == result and text == [f'report: {p}']
+    again(run, log=lines.append)
+    assert p.read_bytes() == b and (run / 'result.jsonl').read_bytes() == result and lines == [f'report: {p}']
 
 
 def test_a_run_killed_before_its_report_writes_only_the_report(tmp_path, quick):
@@ -427,17 +427,17 @@ def test_missing_test_photos_keep_the_training(tmp_path, monkeypatch):
 
     monkeypatch.setattr(vlrep.experiments.pretrain, 'train_on', then_gone)
     run = tmp_path / 'run'
-    text = []
+    lines = []
     changes = ['size=32', 'width=32', 'heads=2', 'vocab=200', 'bs=16', 'steps=2', 'warmup=1', 'train=.7', 'test=.2']
     with pytest.raises(ValueError) as e:
-        pretrain(run_spec('masked_lm', changes, data='flickr8k', root=tmp_path / 'photos'), out=run, log=text.append)
+        pretrain(run_spec('masked_lm', changes, data='flickr8k', root=tmp_path / 'photos'), out=run, log=lines.append)
     n = len(moved)
     assert (
         n > 5
         and str(e.value).startswith(f'{n} of {n} test photos cannot be read, and at least 2 must be: ')
         and f'vlrep resume {run}' in str(e.value)
     )
-    assert f'left out: {n - 5} more' in text and str(moved[0]) in str(e.value) and not (run / 'result.jsonl').exists()
+    assert f'left out: {n - 5} more' in lines and str(moved[0]) in str(e.value) and not (run / 'result.jsonl').exists()
     monkeypatch.undo()
     for p in moved:
         shutil.move(away / p.name, p)

@@ -59,16 +59,16 @@ def test_fine_tuning_killed_at_any_write_resumes_to_the_same_bits(body, tmp_path
 
     whole = begin(tmp_path / 'whole')
     k = 0
-    text = []
+    lines = []
     while killed_at(k := k + 1, lambda: begin(tmp_path / f'run{k}')):
         run = tmp_path / f'run{k}'
         if (run / 'recipe.json').exists():
-            resume_run(run, log=text.append)
+            resume_run(run, log=lines.append)
         else:
             begin(run)
         same_run(run, whole)
-    assert k > 6 and 'no checkpoint: beginning anew' in text
-    assert 'resuming from step 1, that of the best checkpoint: there is no other' in text
+    assert k > 6 and 'no checkpoint: beginning anew' in lines
+    assert 'resuming from step 1, that of the best checkpoint: there is no other' in lines
 
 
 def test_pretraining_killed_at_any_write_resumes_to_the_same_bits(quick, tmp_path):
@@ -79,13 +79,13 @@ def test_pretraining_killed_at_any_write_resumes_to_the_same_bits(quick, tmp_pat
 
     whole = begin(tmp_path / 'whole')
     k = 0
-    text = []
+    lines = []
     while killed_at(k := k + 1, lambda: begin(tmp_path / f'run{k}')):
         run = tmp_path / f'run{k}'
         if (run / 'recipe.json').exists():
-            resume_run(run, log=text.append)
+            resume_run(run, log=lines.append)
         else:
             begin(run)
         same_run(run, whole)
-    assert k > 6 and 'no checkpoint: beginning anew' in text
-    assert any(line.endswith('that of the best checkpoint: there is no other') for line in text)
+    assert k > 6 and 'no checkpoint: beginning anew' in lines
+    assert any(line.endswith('that of the best checkpoint: there is no other') for line in lines)

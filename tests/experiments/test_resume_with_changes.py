@@ -105,9 +105,9 @@ def test_more_steps_for_an_unfinished_run_are_refused(trained, run, capsys):
 
 
 def test_the_data_of_the_run_is_asked_not_the_default(trained, run, tmp_path, capsys):
-    text = []
-    resume_run(run, recorded_spec(run).changed(root=trained / 'moved'), log=text.append)
-    assert 'complete' in text[-1]
+    lines = []
+    resume_run(run, recorded_spec(run).changed(root=trained / 'moved'), log=lines.append)
+    assert 'complete' in lines[-1]
     build(tmp_path / 'world')
     err = refused(capsys, 'resume', tmp_path / 'world', '--root', tmp_path)
     assert 'world needs no files' in err
@@ -162,9 +162,9 @@ def test_nothing_but_damaged_photos_is_an_error(plain, photos, tmp_path, capsys)
 
 
 def test_python_gets_none_for_a_damaged_photo(plain, photos, tmp_path):
-    text = []
-    got = caption(plain, [photos[0], tmp_path / 'cut.png', photos[1]], log=str, warn=text.append)
-    assert got[1] is None and got[0] and got[2] and len(text) == 1 and 'cut.png' in text[0]
+    lines = []
+    got = caption(plain, [photos[0], tmp_path / 'cut.png', photos[1]], log=str, warn=lines.append)
+    assert got[1] is None and got[0] and got[2] and len(lines) == 1 and 'cut.png' in lines[0]
     assert [got[0], got[2]] == vlrep.load(plain).caption([str(photos[0]), str(photos[1])])
 
 

@@ -241,7 +241,7 @@ def test_measuring_transfer_leaves_the_backbone_as_it_is(case):
 def test_a_batch_is_learned_by_heart(case):
     check_by_heart(case.name)
     method, recipe, splits, tokenizer = material(case.name)
-    text = []
+    lines = []
     wild = {k: 1e4 for k in ('lr', 'cnn_lr') if hasattr(recipe, k)}
     assert (
         not overfit(
@@ -250,10 +250,10 @@ def test_a_batch_is_learned_by_heart(case):
             splits,
             tokenizer=tokenizer,
             precision='fp32',
-            log=text.append,
+            log=lines.append,
             steps=30,
         )
-        and 'failed' in text[-1]
+        and 'failed' in lines[-1]
     )
 
 

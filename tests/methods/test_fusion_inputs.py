@@ -227,10 +227,10 @@ def test_damaged_photos_are_counted_against_a_limit(tmp_path, capsys):
         write_regions(at, tmp_path / 'store', Colours(), {}, log=quiet)
     assert not (tmp_path / 'store').exists()
     (at / '4.png').write_bytes(whole[4])  # restored, and the same call continues
-    text = []
-    store = write_regions(at, tmp_path / 'store', Colours(), {}, log=text.append)
+    lines = []
+    store = write_regions(at, tmp_path / 'store', Colours(), {}, log=lines.append)
     assert sorted(store.left_out) == ['1.png', '6.png'] and store.row('4.png') >= 0 and len(store) == 6
-    assert '2 photos could not be read' in text[-1] and '1.png' in text[-1]
+    assert '2 photos could not be read' in lines[-1] and '1.png' in lines[-1]
     assert len(write_regions(at, tmp_path / 'none', Colours(), {}, max_corrupt='40%', log=quiet)) == 6
     with pytest.raises(ValueError, match='2 of 8 photos'):
         write_regions(at, tmp_path / 'few', Colours(), {}, max_corrupt=1, log=quiet)
@@ -312,10 +312,10 @@ def test_resume_with_a_changed_store_is_refused(tmp_path, monkeypatch):
         'restore it',
     ):
         resume_run(run, log=quiet)
-    text = []
+    lines = []
     stored(store)
-    resume_run(run, log=text.append)
-    assert any('resuming from step 2' in s for s in text) and open_run_folder(run).results()
+    resume_run(run, log=lines.append)
+    assert any('resuming from step 2' in s for s in lines) and open_run_folder(run).results()
 
 
 def test_a_changed_store_may_be_excused(tmp_path, monkeypatch):
@@ -393,10 +393,10 @@ def test_fine_tuning_reads_features_of_the_same_width(tmp_path):
     )
     assert open_run_folder(run).info['sizes']['region_width'] == 6
     other = stored(tmp_path / 'other', 8)
-    text = []
+    lines = []
     with pytest.raises(ValueError, match='other: has features of width 8, and this run asks for width 6'):
-        finetune(finetune_spec(run, 'vqa', TASK, region_files=other), out=tmp_path / 'out', log=text.append)
-    assert not text
+        finetune(finetune_spec(run, 'vqa', TASK, region_files=other), out=tmp_path / 'out', log=lines.append)
+    assert not lines
 
 
 # ---------------------------------------------------------------- no backbone

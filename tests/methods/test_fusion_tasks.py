@@ -327,10 +327,10 @@ def test_the_report_has_no_drift_where_there_is_none(body, tuned, tmp_path):
         open_run_folder(out).results()[0]['numbers']['drift'] == open_run_folder(tuned).results()[0]['numbers']['drift']
     )
     shutil.rmtree(tmp_path / 'body')
-    text = []
+    lines = []
     (out / 'result.jsonl').unlink()
-    resume_run(out, log=text.append)
-    assert any(s.startswith('the drift of the weights is not known: ') and 'body' in s for s in text)
+    resume_run(out, log=lines.append)
+    assert any(s.startswith('the drift of the weights is not known: ') and 'body' in s for s in lines)
     assert 'drift' not in open_run_folder(out).results()[0]['numbers']
 
 

@@ -188,9 +188,9 @@ def test_a_run_without_text_is_finished_opened_and_resumed(tmp_path):
     assert not (run / 'tokenizer.model').exists() and 'retrieval' not in open_run_folder(run).results()[0]['numbers']
     m = vlrep.load(run)
     assert m.tokenizer is None and not {'embed_image', 'embed_text'} & set(m.capabilities)
-    text = []
-    resume_run(run, log=text.append)
-    assert 'nothing is left to do' in text[0]
+    lines = []
+    resume_run(run, log=lines.append)
+    assert 'nothing is left to do' in lines[0]
 
 
 def test_the_report_says_which_text_views(tmp_path):
@@ -202,11 +202,11 @@ def test_the_report_says_which_text_views(tmp_path):
         assert len(notes) == 4 and all(f'<p>{n}.</p>' in page for n in notes), notes
         return notes
 
-    text = []
-    run = tiny(tmp_path / 'run', log=text.append, width=16, heads=2, vocab=200, virtual_batch_size=4)
+    lines = []
+    run = tiny(tmp_path / 'run', log=lines.append, width=16, heads=2, vocab=200, virtual_batch_size=4)
     first, queue, train, valid = shown(run)
     assert all(l.startswith(f'{k}: ') and 'tokens are unknown' in l for k, l in dict(train=train, valid=valid).items())
-    assert first == 'text views: two captions of an image, of 5' and queue.startswith('queue=20') and first in text
+    assert first == 'text views: two captions of an image, of 5' and queue.startswith('queue=20') and first in lines
     for f in ('result.jsonl', 'report.html'):
         (run / f).unlink()
     resume_run(run, log=str)

@@ -430,7 +430,7 @@ def test_a_small_bert_takes_the_tokens_of_a_pretrained_one(folder):
     "Any tokenizer will do: ids of words and of padding stand elsewhere than in ours"
     d = captions()
     t = bert_tokenizer(folder)
-    text = []
+    lines = []
     bert = make_bert(
         'small',
         d,
@@ -438,6 +438,6 @@ def test_a_small_bert_takes_the_tokens_of_a_pretrained_one(folder):
         config=small_config(t, 32, 1),
         plan=SmallBertPlan(steps=60, bs=16, lr=5e-3),
         pooler=False,
-        log=text.append,
+        log=lines.append,
     )
-    assert bert.config.pad == t.pad == 0 and bert.pooler is None and 'of masked words' in text[0]
+    assert bert.config.pad == t.pad == 0 and bert.pooler is None and 'of masked words' in lines[0]

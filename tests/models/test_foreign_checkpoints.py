@@ -55,9 +55,9 @@ def grid(net):
 
 def parity(source, grid):
     "What is logged; the opened network computes what the original does"
-    text = []
-    torch.testing.assert_close(load_backbone(source, text.append)(IMG), grid)
-    return ' '.join(text)
+    lines = []
+    torch.testing.assert_close(load_backbone(source, lines.append)(IMG), grid)
+    return ' '.join(lines)
 
 
 # ---------------------------------------------------------------- as libraries write them
@@ -183,9 +183,9 @@ def test_two_networks_that_nothing_tells_apart_are_refused(net):
 def test_the_log_says_what_was_found_and_left_out(net, tmp_path):
     "What the commands use says it, too"
     torch.save(dict(state_dict=nn.DataParallel(net).state_dict()), tmp_path / 'w.pth')
-    text = []
-    named_backbone('resnet18', weights=tmp_path / 'w.pth', log=text.append)
-    assert text == [
+    lines = []
+    named_backbone('resnet18', weights=tmp_path / 'w.pth', log=lines.append)
+    assert lines == [
         f'{tmp_path / "w.pth"}: the network is state_dict.module.*; not used are state_dict.module.fc.* (2)'
     ]
 

@@ -61,16 +61,16 @@ def wait(until, seconds=120):
 
 def stop_in_training(file, out):
     "SIGTERM as the first run has its first checkpoint; the lines that were printed"
-    text = []
+    lines = []
 
     def log(line):
-        text.append(line)
-        if line.startswith('step 4,') and '-- sets-0' in text:
+        lines.append(line)
+        if line.startswith('step 4,') and '-- sets-0' in lines:
             os.kill(os.getpid(), signal.SIGTERM)
 
     with pytest.raises(TrainingInterrupted):
         run_study(file, out, log=log)
-    return text
+    return lines
 
 
 def kill_two_at_a_time(file, out):
@@ -409,12 +409,12 @@ def tuned(tmp_path_factory):
     tmp = tmp_path_factory.mktemp('sources')
     file = few_variants(tmp / 'sources.toml')
     out = tmp / 'out'
-    text = []
+    lines = []
     again = []
 
     def log(line):
-        text.append(line)
-        begun = '-- vb-none-0-mm_imdb-full' in text[-20:]
+        lines.append(line)
+        begun = '-- vb-none-0-mm_imdb-full' in lines[-20:]
         if line.startswith('step 2:') and begun:
             os.kill(os.getpid(), signal.SIGTERM)
 
@@ -422,7 +422,7 @@ def tuned(tmp_path_factory):
         run_study(file, out, log=log, quick=True)
     stopped = open_run_folder(out / 'tasks' / 'vb-none-0-mm_imdb-full').saved()
     run_study(file, out, log=again.append, quick=True)
-    return dict(file=file, out=out, said=text, again=again, stopped=stopped)
+    return dict(file=file, out=out, said=lines, again=again, stopped=stopped)
 
 
 def test_sources_are_pretrained_once_and_fine_tuned(tuned):

@@ -134,10 +134,10 @@ def test_lines_know_which_photos_they_saw(done, photos):
 
 
 def test_a_finished_study_of_photos_is_not_repeated(done, photos, tmp_path, capsys):
-    text = []
+    lines = []
     was = (done / 'out' / 'study.jsonl').read_bytes()
-    run_study(done / 's.toml', done / 'out', log=text.append, root=photos)
-    assert not [l for l in text if l.startswith('--')] and (done / 'out' / 'study.jsonl').read_bytes() == was
+    run_study(done / 's.toml', done / 'out', log=lines.append, root=photos)
+    assert not [l for l in lines if l.startswith('--')] and (done / 'out' / 'study.jsonl').read_bytes() == was
     shutil.copytree(photos, tmp_path / 'less')
     next((tmp_path / 'less' / 'Images').iterdir()).unlink()
     err = refused(capsys, 'study', 'run', done / 's.toml', '--out', done / 'out', '--root', tmp_path / 'less')

@@ -83,11 +83,11 @@ def check_by_heart(name, seed=0, precision='fp32', maximum=600):
     "Sixteen images are overfitted"
     method, recipe, splits, tokenizer = material(name)
     recipe = dataclasses.replace(recipe, **{k: v for k, v in dict(width=64, heads=4).items() if hasattr(recipe, k)})
-    text = []
+    lines = []
     done = overfit(
-        method, recipe, splits, tokenizer=tokenizer, seed=seed, precision=precision, log=text.append, steps=maximum
+        method, recipe, splits, tokenizer=tokenizer, seed=seed, precision=precision, log=lines.append, steps=maximum
     )
-    steps = int(re.search(r'in (\d+) steps', text[-1])[1]) if done else float('inf')
+    steps = int(re.search(r'in (\d+) steps', lines[-1])[1]) if done else float('inf')
     check_learning(f'{name}: steps there were for 16 images, times those needed', maximum / steps, 1.0)
 
 

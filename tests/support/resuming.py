@@ -129,9 +129,9 @@ def everything(l):
             return flat(dict(enumerate(o)), name)
         return {name: o}
 
-    remaining = {cb.name: cb.state_dict() for cb in l.cbs if isinstance(cb, StatefulCallback)}
-    remaining['train_state'].pop('seconds')
-    return flat(dict(model=l.model.state_dict(), opt=l.opt.state_dict(), kept=remaining))
+    callbacks = {cb.name: cb.state_dict() for cb in l.cbs if isinstance(cb, StatefulCallback)}
+    callbacks['train_state'].pop('seconds')
+    return flat(dict(model=l.model.state_dict(), opt=l.opt.state_dict(), kept=callbacks))
 
 
 def same(a, b):

@@ -45,14 +45,14 @@ def untrained(path, method, **changes):
     m = METHODS[method]
     recipe = check_fields(replace(m.recipes['world'], **changes))
     tokenizer = Tokenizer.train(world('train', 30).captions.flat(), 200)
-    remaining = dict(tokens=asdict(TokenIds.of(tokenizer, method)))
+    model_sizes = dict(tokens=asdict(TokenIds.of(tokenizer, method)))
     if 'fusion' in m.loss.__module__:
         bert = small_config(tokenizer, recipe.width, recipe.depth, max(128, recipe.max_len))
         bert = replace(bert, heads=recipe.heads or bert.heads, dropout=recipe.dropout, attention_dropout=recipe.dropout)
         width = RegionStore(recipe.region_files).width if recipe.regions == 'files' else 8
-        remaining |= dict(bert=asdict(bert), region_width=width, classes=0)
-    model = m.build(recipe, remaining, m.backbone(recipe, 0))
-    facts = dict(name='world', sizes=remaining, side=recipe.size)
+        model_sizes |= dict(bert=asdict(bert), region_width=width, classes=0)
+    model = m.build(recipe, model_sizes, m.backbone(recipe, 0))
+    facts = dict(name='world', sizes=model_sizes, side=recipe.size)
     sizes = recipe_dict(DATASETS['world'].options)
     with Run.create(path, recipe, method, dict(name='world', **sizes), 0, **facts) as run:
         tokenizer.save(run / 'tokenizer.model')

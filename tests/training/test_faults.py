@@ -458,12 +458,12 @@ def test_a_log_that_cannot_be_written_is_written_later(tmp_path, source, monkeyp
         return write(fd, data)
 
     monkeypatch.setattr('vlrep.training.logging.os.write', full)
-    text = []
+    lines = []
     with Run.create(tmp_path / 'run', recipe={}, method='m', data='d', seed=3) as r:
         l = make(r, source)
-        l.log_csv.log = text.append
+        l.log_csv.log = lines.append
         l.fit_steps(STEPS)
-    assert rows(tmp_path / 'run') == rows(whole_run) and len(text) == 1 and 'No space left on device' in text[0]
+    assert rows(tmp_path / 'run') == rows(whole_run) and len(lines) == 1 and 'No space left on device' in lines[0]
 
 
 def test_a_clock_that_jumps_changes_no_time(tmp_path, source, monkeypatch):

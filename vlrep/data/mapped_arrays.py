@@ -57,15 +57,15 @@ class GrowingArray:
             self._file = tempfile.TemporaryFile(dir=self.path)
         else:
             self._file = open(path, 'r+b' if rows else 'w+b')
-        remaining = _HEADER + rows * self._row_bytes
+        complete = _HEADER + rows * self._row_bytes
         size = self._file.seek(0, os.SEEK_END)
-        if rows and size < remaining:
+        if rows and size < complete:
             self._file.close()
             raise ValueError(
                 f'{path}: damaged, {size:,} bytes where {rows} rows were written; remove {self.path.parent}'
             )
-        self._file.truncate(remaining)
-        self._file.seek(remaining)
+        self._file.truncate(complete)
+        self._file.seek(complete)
 
     def add(
         self,

@@ -40,26 +40,26 @@ def _shared(splits, log, maximum=20_000):
             f'vlrep.data.duplicates.duplicates'
         )
         return None
-    counterparts = duplicates(readable(splits['train'], str), splits['test'])
-    hit = len({b for _, b, *_ in counterparts.same + counterparts.near})
-    text = sum(c for *_, c in counterparts.captions)
-    if hit or text:
-        log(f'in training and in test: {counterparts}')
-    return dict(images=hit, captions=text)
+    found = duplicates(readable(splits['train'], str), splits['test'])
+    hit = len({b for _, b, *_ in found.same + found.near})
+    captions = sum(c for *_, c in found.captions)
+    if hit or captions:
+        log(f'in training and in test: {found}')
+    return dict(images=hit, captions=captions)
 
 # %% ../../nbs/experiments/40_evaluate_trained.ipynb #085ee81a
 def _still(dataset, what, least, run, log):
     "Keep the photos that can be read; raise a `ValueError` with advice if too many have become unreadable"
-    text = []
-    good = readable(dataset, text.append)
-    for s in text[:5]:
+    lines = []
+    good = readable(dataset, lines.append)
+    for s in lines[:5]:
         log(s)
-    if len(text) > 5:
-        log(f'left out: {len(text) - 5:,} more')
-    if text and len(good) < least:
+    if len(lines) > 5:
+        log(f'left out: {len(lines) - 5:,} more')
+    if lines and len(good) < least:
         raise ValueError(
-            f'{len(text)} of {len(dataset)} {what} photos cannot be read, and at least {least} must be: '
-            f'{text[0].removeprefix("left out: ")}; the training is done and kept: put the photos back, '
+            f'{len(lines)} of {len(dataset)} {what} photos cannot be read, and at least {least} must be: '
+            f'{lines[0].removeprefix("left out: ")}; the training is done and kept: put the photos back, '
             f'then: vlrep resume {run}'
         )
     return good
@@ -195,8 +195,8 @@ def measure(
     builder = DATASETS[info['data']['name']]
     num, lost = _of_training(run, recipe, splits, learn, log)
     bad = num['warnings']
-    remaining = _supervised_baseline(recipe, info, options)
-    bad.update({name: run['warning'] for name, run in remaining.items() if run['warning']})
+    baselines = _supervised_baseline(recipe, info, options)
+    bad.update({name: run['warning'] for name, run in baselines.items() if run['warning']})
     if builder.audit:
         splits = {**splits, 'test': _still(splits['test'], 'test', 2, run.path, log)}
         num.update(corrupt=lost, duplicates=_shared(splits, log))
@@ -215,7 +215,7 @@ def measure(
                     warnings=bad,
                     backbone=info.get('backbone'),
                     weights=_weights_of(info, log),
-                    supervised=not remaining,
+                    supervised=not baselines,
                 )
             )
         return nets
@@ -231,7 +231,7 @@ def measure(
         stages=stages,
         warnings=bad,
         baselines=baselines,
-        baseline_runs=remaining,
+        baseline_runs=baselines,
     )
     for e in EVALUATIONS.values():
         if e.automatic(m.capabilities, builder.test_annotations):

@@ -305,9 +305,9 @@ def _new_run(job, setup, source, out):
 def _reopened(job, path):
     "Lock the folder of a run that is resumed, and record what has moved"
     run = Run.reopen(path)
-    remaining = run.info['finetune']
-    if remaining['root'] != job.spec.root:
-        run.change(dict(finetune={**remaining, 'root': job.spec.root}))
+    recorded = run.info['finetune']
+    if recorded['root'] != job.spec.root:
+        run.change(dict(finetune={**recorded, 'root': job.spec.root}))
     if run.info.get('max_corrupt') != job.runtime.max_corrupt:
         run.change(dict(max_corrupt=job.runtime.max_corrupt))
     return run

@@ -308,33 +308,31 @@ def _recorded_pretraining(facts, path):
     recipe = recorded_recipe(facts, path)
     options = recorded_options(facts, path)
     try:
-        remaining = {
+        settings = {
             k: facts[k] for k in ('root', 'seed', 'precision', 'threads', 'backbone', 'weights_file') if k in facts
         }
         name = recipe_name(facts['method'], facts.get('name'), facts['data']['name'])
         accumulate = facts.get('accumulate', 1)
-        return RunSpec(
-            facts['method'], name, recipe, facts['data']['name'], options, accumulate=accumulate, **remaining
-        )
+        return RunSpec(facts['method'], name, recipe, facts['data']['name'], options, accumulate=accumulate, **settings)
     except ValueError as e:
         raise ValueError(f'{path}: {e}') from e
 
 
 def _recorded_finetuning(facts, path):
-    remaining = facts['finetune']
-    one_of(f'task in {path}', remaining['task'], TASKS)
-    one_of(f'data in {path}', remaining['data'], TASKS[remaining['task']].sources)
-    source = TASKS[remaining['task']].source(remaining['data'])
+    recorded = facts['finetune']
+    one_of(f'task in {path}', recorded['task'], TASKS)
+    one_of(f'data in {path}', recorded['data'], TASKS[recorded['task']].sources)
+    source = TASKS[recorded['task']].source(recorded['data'])
     try:
-        finetune_plan = check_fields(recipe_from_dict(FinetunePlan, remaining['plan']))
-        options = source.options and check_fields(recipe_from_dict(type(source.options), remaining.get('sizes')))
-        same = {k: remaining.get(k) for k in ('root', 'labels_file', 'region_files')}
+        finetune_plan = check_fields(recipe_from_dict(FinetunePlan, recorded['plan']))
+        options = source.options and check_fields(recipe_from_dict(type(source.options), recorded.get('sizes')))
+        same = {k: recorded.get(k) for k in ('root', 'labels_file', 'region_files')}
         same |= {k: facts[k] for k in ('seed', 'precision', 'threads')}
         accumulate = facts.get('accumulate', 1)
         spec = FinetuneSpec(
-            remaining['run'], remaining['task'], remaining['data'], finetune_plan, options, accumulate=accumulate
+            recorded['run'], recorded['task'], recorded['data'], finetune_plan, options, accumulate=accumulate
         )
-        return replace(spec, which=remaining['which'], **same)
+        return replace(spec, which=recorded['which'], **same)
     except (ValueError, TypeError, AttributeError) as e:
         raise ValueError(f'{path}: damaged, finetune: {e}') from None
 

@@ -222,7 +222,7 @@ def _notes(runs, names=None):
 def _left_out(num):
     "Steps and photos that were left out, as facts and a list; '' if there were none"
     bad = num.get('corrupt') or {}
-    counterparts = num.get('duplicates') or {}
+    repeated = num.get('duplicates') or {}
     facts = {}
     if num.get('skipped'):
         facts['steps left out, loss or gradient not finite'] = num['skipped']
@@ -232,8 +232,8 @@ def _left_out(num):
         images='test photos that are also in the training set',
         captions='their captions that are also in the training set, word for word',
     ).items():
-        if counterparts.get(k):
-            facts[what] = counterparts[k]
+        if repeated.get(k):
+            facts[what] = repeated[k]
     rows = [dict(photo=k, why=v) for k, v in list(bad.items())[:20]]
     caption = f'The first {len(rows)} of {len(bad)}' if len(bad) > len(rows) else ''
     return facts_html(facts) + table_html(rows, caption) if facts else ''

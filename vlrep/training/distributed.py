@@ -329,8 +329,8 @@ def _exchange_messages(dist, store, own, patience):
     def finished():
         if own:
             return len(received('done')) == len(others)
-        text = heard()
-        return any(text.values()) or len(text) == len(others)
+        messages = heard()
+        return any(messages.values()) or len(messages) == len(others)
 
     store.set(f'vlrep/says/{dist.rank}', own)
     wait(patience, finished)
