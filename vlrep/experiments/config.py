@@ -155,12 +155,12 @@ def recipe_lines(
     for m in [method] if method else METHODS:
         for name, r in METHODS[m].recipes.items():
             net, shape = r.network()
-            if r.network()[0] == 'features from files':
-                recipes = 'vlrep only'
+            if METHODS[m].no_backbone:
+                libraries = 'vlrep only'
             elif shape is None:
-                recipes = 'torchvision'
+                libraries = 'torchvision'
             else:
-                recipes = 'torchvision, timm, detectron2' if shape in RESNETS.values() else 'vlrep only'
+                libraries = 'torchvision, timm, detectron2' if shape in RESNETS.values() else 'vlrep only'
             rows.append(
                 (
                     m,
@@ -169,7 +169,7 @@ def recipe_lines(
                     net,
                     f'{r.size} pixels',
                     f'{r.steps:,} steps of {r.bs}',
-                    f'opens in {recipes}',
+                    f'opens in {libraries}',
                 )
             )
     wide = [max(map(len, col)) for col in zip(*rows)]

@@ -195,8 +195,8 @@ def measure(
     builder = DATASETS[info['data']['name']]
     num, lost = _of_training(run, recipe, splits, learn, log)
     bad = num['warnings']
-    baselines = _supervised_baseline(recipe, info, options)
-    bad.update({name: run['warning'] for name, run in baselines.items() if run['warning']})
+    stored = _supervised_baseline(recipe, info, options)
+    bad.update({name: run['warning'] for name, run in stored.items() if run['warning']})
     if builder.audit:
         splits = {**splits, 'test': _still(splits['test'], 'test', 2, run.path, log)}
         num.update(corrupt=lost, duplicates=_shared(splits, log))
@@ -215,7 +215,7 @@ def measure(
                     warnings=bad,
                     backbone=info.get('backbone'),
                     weights=_weights_of(info, log),
-                    supervised=not baselines,
+                    supervised=not stored,
                 )
             )
         return nets
@@ -231,7 +231,7 @@ def measure(
         stages=stages,
         warnings=bad,
         baselines=baselines,
-        baseline_runs=baselines,
+        baseline_runs=stored,
     )
     for e in EVALUATIONS.values():
         if e.automatic(m.capabilities, builder.test_annotations):

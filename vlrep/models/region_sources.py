@@ -75,12 +75,12 @@ def _made(name, weights, classes=91):
     made = getattr(detection, name)
     if weights is None:
         return made(weights=None, weights_backbone=None, num_classes=classes), []
-    present = get_model_weights(made)
-    if weights not in present.__members__:
-        raise did_you_mean(f'weights of {name}', weights, present.__members__)
+    available = get_model_weights(made)
+    if weights not in available.__members__:
+        raise did_you_mean(f'weights of {name}', weights, available.__members__)
     try:
         with redirect_stderr(io.StringIO()):
-            return made(weights=weights), present[weights].meta['categories']
+            return made(weights=weights), available[weights].meta['categories']
     except Exception as e:  # whatever a download raises
         why = ' '.join(str(e).split()) or type(e).__name__
         raise ValueError(

@@ -825,10 +825,10 @@ def _check_comparison(study, c, at):
         raise ValueError(f'{at}.id: is empty')
     _known(f'{at}.table', 'table', c.table, comparison_tables())
     if c.table in SHIFTED and 'domain_shift' not in DATASETS[study.data].test_annotations:
-        present = ', '.join(k for k in comparison_tables() if k not in (*SHIFTED, *TASK_TABLES, 'pretraining'))
+        tables = ', '.join(k for k in comparison_tables() if k not in (*SHIFTED, *TASK_TABLES, 'pretraining'))
         raise ValueError(
             f'{at}.table={c.table!r}: is measured on scenes under domain shift, and {study.data} has '
-            f'none; take one of {present}'
+            f'none; take one of {tables}'
         )
     if c.table in evaluated_scores() and c.table not in study.ask and not EVALUATIONS[c.table].measure:
         raise ValueError(f'{at}.table={c.table!r}: no run has this evaluation; add {c.table} = {{}} to [ask]')
@@ -866,12 +866,12 @@ def _check_comparison(study, c, at):
 # %% ../../nbs/studies/10_plan.ipynb #43eca82b
 def _check_reference_row(study, c, at):
     "Raise a `ValueError` unless the table has the row `@NAME` besides the model's"
-    present = BASELINE_ROWS.get(c.table) or EVALUATIONS[c.table].reference_rows
-    if not present:
+    rows = BASELINE_ROWS.get(c.table) or EVALUATIONS[c.table].reference_rows
+    if not rows:
         raise ValueError(
             f'{at}.control={c.control!r}: table={c.table!r} has the row of the model alone; take a variant, or chance'
         )
-    _known(f'{at}.control', 'row', c.control, [f'@{n}' for n in present])
+    _known(f'{at}.control', 'row', c.control, [f'@{n}' for n in rows])
     recipe, options = variant_recipe(study, study.variant(c.treatment))
     if c.control in ('@random', '@supervised') and not getattr(options, 'baselines', True):
         raise ValueError(f'{at}.control={c.control!r}: needs baselines = true in the changes of variant {c.treatment}')

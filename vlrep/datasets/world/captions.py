@@ -492,8 +492,8 @@ def _travel(v):
     act = v.doing(ms[0])
     if act[:3] in ('is ', 'are') and v.maybe(0.6):
         return f'{v.pick(at)}, {v.name(ms[0], did=True)} {act}'
-    present = f'there {_is(ms[0])}'
-    return f'{v.pick(at)} {v.pick((present, present, present, "we see", "you see", "i see"))} {text}'
+    there_is = f'there {_is(ms[0])}'
+    return f'{v.pick(at)} {v.pick((there_is, there_is, there_is, "we see", "you see", "i see"))} {text}'
 
 # %% ../../../nbs/datasets/world/15_captions.ipynb #7d9518f7
 _digits = ('', 'one', 'two', 'three', 'four', 'five')

@@ -161,8 +161,8 @@ def captions_at(
         p = PEOPLE[name]
         if d.density != 1:
             p = replace(p, **{k: min(1.0, getattr(p, k) * d.density) for k in ('color', 'size', 'action', 'place')})
-        narratives = _falsified(scene, lie) if lie.random() < d.caption_noise else scene
-        v = _Talker(narratives, p, r)
+        described = _falsified(scene, lie) if lie.random() < d.caption_noise else scene
+        v = _Talker(described, p, r)
         v.density = d.density
         out.append(sentence(v, r))
     return out
