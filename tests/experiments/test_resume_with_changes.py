@@ -198,11 +198,9 @@ def test_evaluations_at_the_same_time_lose_no_line(plain, tmp_path):
 
 def test_a_study_without_its_lines_deletes_nothing(plain, tmp_path, capsys):
     (tmp_path / 's.toml').write_text(STUDY)
-    for part, made in (('runs', 'recipe.json'), ('tasks', 'recipe.json'), ('trials', 'trial.json')):
+    for part in ('runs', 'tasks'):
         out = tmp_path / part
         present = shutil.copytree(plain, out / part / 'sets-0')
-        if made == 'trial.json':
-            (present / 'recipe.json').rename(present / made)
         before = sorted(p.name for p in present.rglob('*'))
         err = refused(capsys, 'study', 'run', tmp_path / 's.toml', '--out', out)
         assert f'holds {part}/sets-0 and others, but no study.jsonl' in err and 'choose another --out' in err
@@ -217,5 +215,5 @@ def test_a_study_that_lost_a_line_deletes_nothing(plain, tmp_path):
     folder = StudyFolder(tmp_path / 'out', read_toml(tmp_path / 's.toml'), 's.toml')
     present = shutil.copytree(plain, tmp_path / 'out' / 'runs' / 'sets-0')
     with pytest.raises(ValueError, match='sets-0: holds a run of which .*study.jsonl has no line'):
-        _begin(folder, dict(variant='sets', seed=0, values={}, spec={}), dict(folder=str(present)))
+        _begin(folder, dict(variant='sets', seed=0, rate=0, values={}, spec={}), dict(folder=str(present)))
     assert (present / 'recipe.json').exists() and (present / 'best').is_dir()

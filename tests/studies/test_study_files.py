@@ -15,7 +15,6 @@ draws = 20
 [finetune]
 tasks = ['mm_imdb']
 grid = [{lr = 0.001}, {lr = 0.002}]
-steps = 300
 
 [[variants]]
 name = 'none'
@@ -96,32 +95,32 @@ BAD = [
     ('vocab = 300', 'vocab = {a = 1}', 'variants[sets].changes: vocab'),
     ('vocab = 300', "vocab = '300'", "variants[sets].changes: vocab='300': expected a whole number"),
     ('vocab = 300', "vocab = 'many'", 'variants[sets].changes: vocab'),
-    # tuning
-    ('steps = 8', 'steps = 1', 'tune.steps=1: must be from 2'),
-    ('steps = 8', 'steps = 80', 'tune.steps=80: variants[sets] has only 12 steps'),
-    ('rounds = 2', 'rounds = 4', 'tune.rounds=4: too many for 8 steps'),
-    ('rounds = 2', 'rounds = 2\nseed = 1', 'tune.seed=1: is one of the seeds of the runs'),
-    ('grid = [{cnn_lr = 0.2}, {cnn_lr = 0.5}]', 'grid = []', 'tune.grid: is empty'),
-    ('grid = [{cnn_lr = 0.2}, {cnn_lr = 0.5}]', 'grid = 3', 'tune.grid=3: expected a list'),
-    ('grid = [{cnn_lr = 0.2}, {cnn_lr = 0.5}]', 'grid = [3]', 'tune.grid: 3: expected a list of tables of fields'),
+    # learning rates
+    ('extend = 0', 'extend = -1', 'rates.extend=-1: must be from 0 to 8'),
+    ('extend = 0', 'extend = 0\nsteps = 8', "rates.steps: unknown field 'steps'"),
+    ('extend = 0', 'extend = 1', 'variants[labels].grid: {'),
+    ('extend = 0', "extend = 0\nscore = 'objct'", "rates.score: unknown score 'objct': did you mean 'objects'"),
+    ('grid = [{cnn_lr = 0.2}, {cnn_lr = 0.5}]', 'grid = []', 'rates.grid: is empty'),
+    ('grid = [{cnn_lr = 0.2}, {cnn_lr = 0.5}]', 'grid = 3', 'rates.grid=3: expected a list'),
+    ('grid = [{cnn_lr = 0.2}, {cnn_lr = 0.5}]', 'grid = [3]', 'rates.grid: 3: expected a list of tables of fields'),
     (
         "{cnn_lr = 0.5}]\n\n[[variants]]\nname = 'sets'",
         "{cnn_lr = nan}]\n\n[[variants]]\nname = 'sets'",
-        'variants[sets].changes, with tune.grid[1]: cnn_lr',
+        'variants[sets].changes, with rates.grid[1]: cnn_lr',
     ),
-    ('grid = [{cnn_lr = 0.2}', 'grid = [{cnn_lrr = 0.2}', "with tune.grid[0]: unknown field 'cnn_lrr'"),
-    ('grid = [{cnn_lr = 0.2}', 'grid = [{scenes = 80}', 'tune.grid[0]: scenes is a field of the data'),
+    ('grid = [{cnn_lr = 0.2}', 'grid = [{cnn_lrr = 0.2}', "with rates.grid[0]: unknown field 'cnn_lrr'"),
+    ('grid = [{cnn_lr = 0.2}', 'grid = [{scenes = 80}', 'rates.grid[0]: scenes is a field of the data'),
     (
         'grid = [{cnn_lr = 0.5}, {cnn_lr = 1e6, lr = 1e6}]',
         'grid = [{cnn_lr = 0.5}, {queue = 300}]',
         "variants[labels].grid: unknown field 'queue'",
     ),
     (
-        '[tune]\nsteps = 8\nrounds = 2\nscenes = 40\ngrid = [{cnn_lr = 0.2}, {cnn_lr = 0.5}]\n',
+        '[rates]\nscenes = 40\nextend = 0\ngrid = [{cnn_lr = 0.2}, {cnn_lr = 0.5}]\n',
         '',
-        'variants[labels].grid: the study has no [tune]',
+        'variants[labels].grid: the study has no [rates]',
     ),
-    ('[tune]', '[[tune]]', 'tune=[{'),
+    ('[rates]', '[[rates]]', 'rates=[{'),
     # comparisons
     ("id = 'X'\n", "id = ''\n", 'comparisons[].id: is empty'),
     ("id = 'X'\n", 'id = 3\n', 'comparisons[3].id=3: expected text'),
@@ -144,7 +143,11 @@ BAD = [
         "control = '@randm'",
         "comparisons[X].control: unknown row '@randm': did you mean '@random'",
     ),
-    ("control = 'labels'", "control = '@supervised'", "comparisons[X].control='@supervised': needs baselines = true"),
+    (
+        "treatment = 'sets'\ncontrol = 'labels'",
+        "treatment = 'labels'\ncontrol = '@random'",
+        "comparisons[X].control='@random': needs baselines = true",
+    ),
     ("control = 'labels'", "control = '@random'\ntable = 'where'\nquestion = 'pointing'", "unknown row '@random'"),
     (
         "control = 'labels'",
@@ -186,12 +189,11 @@ BAD_TASKS = [
     ("tasks = ['mm_imdb']", 'tasks = []', 'finetune: tasks, modes and grid need at least one entry'),
     ("tasks = ['mm_imdb']", "tasks = ['mm_imdb', 'mm_imdb']", "finetune.tasks: 'mm_imdb' occurs twice"),
     ("tasks = ['mm_imdb']", "tasks = ['mm_imdb']\nmodes = ['fll']", "finetune.modes: unknown mode 'fll'"),
-    ("tasks = ['mm_imdb']", "tasks = ['mm_imdb']\nseed = 1", 'finetune.seed=1: is one of the seeds'),
-    ('{lr = 0.002}', '{lr = nan}', 'finetune.changes, with grid[1]: lr'),
-    ('{lr = 0.002}', '{frozen = true}', 'finetune.grid[1]: frozen is no part of the grid'),
-    ('{lr = 0.002}', '{lr = -1}', 'finetune.changes, with grid[1]: lr'),
+    ('{lr = 0.002}', '{lr = nan}', "finetune.grid: {'lr': 0.001} before {'lr': nan}: expected the same fields"),
+    ('{lr = 0.001}, {lr = 0.002}', '{frozen = true}', 'finetune.grid[0]: frozen is no part of the grid'),
+    ('{lr = 0.001}, {lr = 0.002}', '{lr = -1}', 'finetune.changes, with grid[0]: lr'),
     ('{lr = 0.002}', '3', 'finetune.grid: 3: expected a list of tables'),
-    ('steps = 300', 'steps = 0.5', 'finetune.steps=0.5: must be a whole number'),
+    ("tasks = ['mm_imdb']", "tasks = ['mm_imdb']\nextend = 0.5", 'finetune.extend=0.5: must be a whole number'),
     ("modes = ['full', 'text_only']", "modes = ['full', 'full']", "variants[some].modes: 'full' occurs twice"),
 ]
 
@@ -209,7 +211,7 @@ BAD_QUICK = [
     ('changes = {bs = 8}', 'changes = {bss = 8}', "quick.changes: unknown field of recipes 'bss'"),
     ('own = {some = {steps = 4, warmup = 1}}', 'own = {sme = {steps = 4}}', "quick.own: unknown variant 'sme'"),
     ('own = {some = {steps = 4, warmup = 1}}', 'own = {some = 4}', 'quick.own.some=4: expected a table'),
-    ('own = {some = {steps = 4, warmup = 1}}', 'trials = 0', 'quick.trials=0: at least 1'),
+    ('own = {some = {steps = 4, warmup = 1}}', 'rates = 0', 'quick.rates=0: at least 1'),
     ('own = {some = {steps = 4, warmup = 1}}', 'seeds = []', 'seeds: is empty'),
     ('own = {some = {steps = 4, warmup = 1}}', 'seeds = [1.5]', 'seeds: 1.5: expected a list of whole numbers'),
     ('own = {some = {steps = 4, warmup = 1}}', 'data = {scenes = 3}', 'data: scenes=3'),

@@ -10,11 +10,12 @@ from tools import ROOT, refused
 from vlrep.cli import main
 from vlrep.datasets.flickr8k import write_flickr8k
 from vlrep.datasets.world.dataset import scene
-from vlrep.studies.paper_results import sign_rows, stored_study
+from vlrep.studies.judging import judge_study
+from vlrep.studies.lines import read_study_lines
+from vlrep.studies.paper_results import stored_study, verdict_text
 from vlrep.studies.plan import read_study, variant_recipe
 from vlrep.studies.report import write_study_report
 from vlrep.studies.runs import files_hash, plan_study, run_study
-from vlrep.studies.verdicts import judge_study, read_study_lines
 from vlrep.training.run_folder import open_run_folder
 
 NET = (
@@ -33,9 +34,9 @@ train = 0.6
 valid = 0.2
 test = 0.2
 
-[tune]
-steps = 4
+[rates]
 score = 'held_loss'
+extend = 0
 grid = [{{cnn_lr = 0.2}}, {{cnn_lr = 0.4}}]
 
 [[variants]]
@@ -108,10 +109,12 @@ def test_a_study_of_photos_is_judged(done):
     "Both evaluations, every seed: the redraws are those of the same test photos, and every comparison has a verdict"
     study, lines = read_study_lines(done / 'out')
     runs = [l for l in lines if l['kind'] == 'run']
-    assert len(runs) == 4 and sum(l['kind'] == 'trial' for l in lines) == 4
+    assert len(runs) == 8 and {l['rate'] for l in runs} == {0, 1}
     for l in runs:
         n = l['numbers']
-        assert 'table' not in n and {r['backbone'] for r in n['tagging']} == {'clip', 'random'}
+        assert (
+            'table' not in n and 'validation' not in n and {r['backbone'] for r in n['tagging']} == {'clip', 'random'}
+        )
         for r in (*n['retrieval'], *n['tagging']):
             assert len(r['draws']) == 30
         assert {r['n'] for r in n['tagging']} == {14} and {
@@ -142,25 +145,24 @@ def test_a_finished_study_of_photos_is_not_repeated(done, photos, tmp_path, caps
     next((tmp_path / 'less' / 'Images').iterdir()).unlink()
     err = refused(capsys, 'study', 'run', done / 's.toml', '--out', done / 'out', '--root', tmp_path / 'less')
     assert 'made under other conditions (photos: was' in err
-    assert open_run_folder(done / 'out' / 'runs' / 'soft-0').info['root'] == str(photos.resolve())
+    assert open_run_folder(done / 'out' / 'runs' / 'soft-0-rate1').info['root'] == str(photos.resolve())
 
 
 def test_the_page_needs_no_photos(done, tmp_path):
-    "Committed results are read and judged where no photos are; the table of signs finds them by their data"
-    for f in ('studies', 'results'):
-        (tmp_path / f).mkdir()
-    shutil.copy(done / 's.toml', tmp_path / 'studies' / 'photos_tiny.toml')
-    shutil.copy(done / 'out' / 'study.jsonl', tmp_path / 'studies' / 'photos_tiny.jsonl')
-    assert write_study_report(tmp_path / 'studies' / 'photos_tiny.jsonl', tmp_path / 'results').is_file()
+    "Committed results are read and judged where no photos are"
+    (tmp_path / 'page').mkdir()
+    shutil.copy(done / 's.toml', tmp_path / 'photos_tiny.toml')
+    shutil.copy(done / 'out' / 'study.jsonl', tmp_path / 'photos_tiny.jsonl')
+    assert write_study_report(tmp_path / 'photos_tiny.jsonl', tmp_path / 'page').is_file()
     study, lines = stored_study('photos_tiny', tmp_path)
-    (row,) = sign_rows([('R5', 'sigmoid and softmax', '')], [(study, judge_study(study, lines))])
-    assert (row['world'], row['in this comparison']) == ('–', 'tie')
-    assert '±' in row['photos'] and row['verdict on photos']
+    assert study.data == 'flickr8k' and len(lines) == 8
+    text = verdict_text('photos_tiny', tmp_path, ids=('R5',))
+    assert '8 of 8 runs' in text and 'R5: the sigmoid' in text and '±' in text and 'cnn_lr=0.4: ' in text
 
 
 def test_a_plan_is_timed_on_the_photos(done, photos, capsys):
     "Timed on the photos; without them one line says where to write it"
-    assert plan_study(read_study(done / 's.toml'), done / 'out' / 'runs', log=str, root=photos)['runs'] == 4
+    assert plan_study(read_study(done / 's.toml'), done / 'out' / 'runs', log=str, root=photos)['runs'] == 8
     main(['study', 'plan', str(done / 's.toml'), '--root', str(photos)])
     assert 'together' in capsys.readouterr().out
     assert 'data.root: ' in (err := refused(capsys, 'study', 'plan', done / 's.toml')) and '--root' in err
@@ -262,12 +264,12 @@ changes = {{{NET}, max_unknown = 1}}
 [ask]
 tagging = {{tags = 30, k = 3, epochs = 1}}
 """
-TUNED = "\n[tune]\nsteps = 4\nscore = 'held_loss'\ngrid = [{cnn_lr = 0.2}]\n"
+RATES = "\n[rates]\nscore = 'held_loss'\ngrid = [{cnn_lr = 0.2}]\n"
 
 
-@pytest.mark.parametrize('tuned', ['', TUNED], ids=['plain', 'tuned'])
-def test_damaged_photos_of_a_study_are_limited(photos, tmp_path, capsys, tuned):
-    "Missing photos stop a study; `max_corrupt` of [data] lets runs, trials and evaluations pass, in the same folder"
+@pytest.mark.parametrize('rates', ['', RATES], ids=['plain', 'rates'])
+def test_damaged_photos_of_a_study_are_limited(photos, tmp_path, capsys, rates):
+    "Missing photos stop a study; `max_corrupt` of [data] lets runs and evaluations pass, in the same folder"
     root = tmp_path / 'photos'
     file = tmp_path / 's.toml'
     out = tmp_path / 'out'
@@ -276,17 +278,17 @@ def test_damaged_photos_of_a_study_are_limited(photos, tmp_path, capsys, tuned):
     for image in images[:11]:
         image.unlink()
     words = 'study', 'run', file, '--out', out, '--root', root
-    file.write_text(DAMAGED + tuned)
+    file.write_text(DAMAGED + rates)
     lost = '11 of 60 images named in captions.txt are missing'
     advice = f'max_corrupt = 11 in [data] of {file} lets them pass'
     for text in (refused(capsys, *words), refused(capsys, 'study', 'plan', file, '--root', root)):
         assert lost in text and advice in text and '--max-corrupt' not in text
-    file.write_text(DAMAGED.replace('draws = 10', "draws = 10\nmax_corrupt = '20%'") + tuned)
+    file.write_text(DAMAGED.replace('draws = 10', "draws = 10\nmax_corrupt = '20%'") + rates)
     main([str(w) for w in words])
     study, lines = read_study_lines(out)
     assert study.max_corrupt == '20%' and open_run_folder(out / 'runs' / 'soft-0').info['max_corrupt'] == '20%'
     (run,) = [l for l in lines if l['kind'] == 'run']
-    assert run['numbers']['tagging'] and all(l['score'] is not None for l in lines if l['kind'] == 'trial')
+    assert run['numbers']['tagging']
     plan_study(study, log=str, root=root)
     for odd in ("'many'", 'true', '[3]', '-1'):
         file.write_text(DAMAGED.replace('draws = 10', f'draws = 10\nmax_corrupt = {odd}'))
@@ -299,7 +301,6 @@ LIMITED = (
     'finetune',
     'evaluate',
     'open_splits',
-    'train_on',
     'dry_run',
 )  # They read data, up to a limit
 

@@ -58,16 +58,15 @@ point = 0
 draws = 20
 baselines = false
 
-[tune]
-steps = 8
-rounds = 2
+[rates]
 scenes = 40
+extend = 0
 grid = [{cnn_lr = 0.2}, {cnn_lr = 0.5}]
 
 [[variants]]
 name = 'sets'
 method = 'token_cls'
-changes = {steps = 12, warmup = 2, size = 32, bs = 16, visual_width = 8, vocab = 300}
+changes = {steps = 12, warmup = 2, size = 32, bs = 16, visual_width = 8, vocab = 300, baselines = true}
 
 [[variants]]
 name = 'labels'

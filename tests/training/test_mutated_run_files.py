@@ -300,12 +300,12 @@ LINES = [
 ]
 
 # a study is checked by building each of its trials: there is one, and every field of a study is still there
-ONE_TRIAL = STUDY.replace('{cnn_lr = 0.2}, ', '').replace('{cnn_lr = 0.5}, ', '').replace('rounds = 2', 'rounds = 1')
+ONE_RATE = STUDY.replace('{cnn_lr = 0.2}, ', '').replace('{cnn_lr = 0.5}, ', '')
 
 
 def test_lines_of_a_study_with_odd_values_are_shown_or_name_the_file(tmp_path, capsys):
     "Each field with three of the odd values in turn: the page is made, and the last time the study goes on"
-    (tmp_path / 's.toml').write_text(ONE_TRIAL)
+    (tmp_path / 's.toml').write_text(ONE_RATE)
     head = dict(kind='study', file='s.toml', table=read_toml(tmp_path / 's.toml'))
     folder = tmp_path / 'study'
     folder.mkdir()

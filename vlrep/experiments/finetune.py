@@ -16,7 +16,7 @@ import torch
 from ..core.files import FilePath, brief, read_json, write_json
 from ..core.progress import logged_warnings
 from ..core.run_facts import has_type, type_words
-from ..core.weights import fill_model
+from ..core.weights import WeightsNotFinite, fill_model
 from ..data.collate import caption_lines
 from ..data.regions import RegionReader
 from ..data.subsets import readable
@@ -38,6 +38,7 @@ from ..methods.base import METHODS
 from ..models.pretrained import Pretrained
 from ..models.region_cache import CachedReader
 from ..models.timm_torchvision import initial_backbone
+from ..training.callbacks import TrainingDiverged
 from ..training.data_parallel import leave_process_group
 from ..training.interrupts import StopOnSignal, TrainingInterrupted, memory_advice, out_of_memory
 from ..training.learner import PictureView
@@ -436,7 +437,10 @@ def _train(job, setup, run):
 # %% ../../nbs/experiments/75_finetune.ipynb #3f54dd8a
 def _finish(job, setup, run, learn):
     "Evaluate the trained model; write the result and the report"
-    setup.model.load_state_dict(run.weights('best'))
+    try:
+        setup.model.load_state_dict(run.weights('best'))
+    except WeightsNotFinite as e:
+        raise TrainingDiverged(f'{e}; lower the learning rate') from None
     with job.stages('answers'):
         rows = _task_table(job, setup, run)
     drift = _drift(job, setup, run)

@@ -15,6 +15,7 @@ import torch
 
 from ..core.files import FilePath, write_json
 from ..core.registry import plugin_files, resolve
+from ..core.weights import WeightsNotFinite
 from ..data.collate import caption_lines
 from ..data.tokenizer import Tokenizer
 from ..datasets.base import DATASETS
@@ -152,7 +153,10 @@ def _finish(job, run, splits, learn):
     "Evaluate the trained model; write the result and the report"
     log = job.log
     spec = job.spec
-    learn.model.load_state_dict(run.weights('best'))
+    try:
+        learn.model.load_state_dict(run.weights('best'))
+    except WeightsNotFinite as e:
+        raise TrainingDiverged(f'{e}; lower the learning rates') from None
     if effective_precision(learn.model, run.info['precision']) != run.info['precision']:
         log('precision: trained in fp32, since no part of this model supports bf16 on a CPU')
     numbers, samples = measure(run, spec.recipe, spec.options, splits, learn, stages=job.stages, log=log)
