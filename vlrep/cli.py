@@ -456,7 +456,7 @@ class _StudyPlan:
 
 @dataclass(frozen=True)
 class _StudyRun:
-    "Tune, train and compare; finished jobs are kept, unfinished ones resumed"
+    "Train at every rate and compare; finished jobs are kept, unfinished ones resumed"
 
     file: _A_STUDY
     out: _option('DIR', 'Folder of the study')
