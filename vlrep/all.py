@@ -88,8 +88,8 @@ from .models.momentum_contrast import MomentumEncoder, Queue
 from .models.pretrained import Pretrained
 from .models.text_encoder import TextEncoder
 from .reports.run_report import jpeg_uri
+from .studies.judging import judge_study
 from .studies.plan import Comparison, Variant, read_study
-from .studies.verdicts import judge_study
 from .training.distributed import Dist
 from .training.learner import BaseCallback, GradientAccumulation, LossTerm, learner
 from .training.optim import Lookahead, sgd

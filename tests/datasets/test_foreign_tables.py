@@ -36,7 +36,7 @@ from vlrep.datasets.world.primitives import CATEGORIES
 from vlrep.evaluation.zeroshot.benchmarks import read_cub
 from vlrep.experiments.region_files import find_photos
 from vlrep.methods.fusion_collate import read_generated_captions
-from vlrep.studies.verdicts import study_head
+from vlrep.studies.lines import study_head
 from vlrep.training.resume import _cut_lines
 
 N = 12

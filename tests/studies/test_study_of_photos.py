@@ -157,7 +157,7 @@ def test_the_page_needs_no_photos(done, tmp_path):
     study, lines = stored_study('photos_tiny', tmp_path)
     assert study.data == 'flickr8k' and len(lines) == 8
     text = verdict_text('photos_tiny', tmp_path, ids=('R5',))
-    assert '8 of 8 runs' in text and 'R5: the sigmoid' in text and '±' in text and 'cnn_lr=0.4: ' in text
+    assert '8 of 8 runs' in text and 'R5: the sigmoid' in text and '±' in text and 'T: and finds' not in text
 
 
 def test_a_plan_is_timed_on_the_photos(done, photos, capsys):

@@ -15,6 +15,7 @@ import numpy as np
 
 from ..core.fields import Int
 from ..core.files import FilePath, brief, parse_json
+from ..core.registry import did_you_mean
 from ..core.run_facts import check_result, check_types
 from ..core.text_files import raw_lines
 from ..experiments.comparisons import unpack_draws
@@ -99,6 +100,8 @@ def read_lines_of(
         if not isinstance(l, dict) or 'kind' not in l:
             raise ValueError(f'{at}: has no kind')
         check_types(l, dict(kind=str), at)
+        if l['kind'] not in ('study', *_LINES) and i > 1:
+            raise ValueError(f'{at}: {did_you_mean("kind", l["kind"], _LINES)}')
         kinds = _LINES.get(l['kind'], {})
         if gone := [k for k in kinds if k not in l]:
             raise ValueError(f'{at}: no field {gone[0]!r}')
