@@ -293,10 +293,8 @@ def span(values):
 
 def results_page(folder):
     "The page of data/results: each method's runs as one row for each set of changes, means over seeds"
-    files = [*folder.glob('*.jsonl'), *folder.parent.glob('studies/loctex_first.jsonl')]
-    lines = [
-        json.loads(l) for p in sorted(files, key=lambda p: p.name) for l in p.read_text(encoding='utf-8').splitlines()
-    ]
+    files = sorted(folder.glob('*.jsonl'))
+    lines = [json.loads(l) for p in files for l in p.read_text(encoding='utf-8').splitlines()]
     runs = [l for l in lines if l.get('kind', 'run') == 'run']
     aside = ('rivals=', 'baselines=', 'draws=')  # changes that leave the training as it is
     out = [

@@ -496,15 +496,6 @@ def test_results_name_their_commit():
     fail_with(found)
 
 
-def test_resumed_runs_are_counted():
-    "A run that was resumed when its training was complete took no time for it: data/README.md says how many did so"
-    lines = [json.loads(l) for l in read(ROOT / 'data' / 'studies' / 'loctex_first.jsonl').splitlines()]
-    seconds = [l['seconds'] for l in lines if l['kind'] == 'run']
-    trained = [max(s.get('loctex', 0), s.get('bicaptioning', 0)) for s in seconds]
-    number = 'None One Two Three Four Five Six'.split()[sum(s < 1 for s in trained)]
-    assert f'{number} of them were stopped and resumed' in read(ROOT / 'data' / 'README.md')
-
-
 # ---------------------------------------------------------------- tests
 
 

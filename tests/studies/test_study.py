@@ -754,7 +754,7 @@ FILES = sorted((ROOT / 'data' / 'studies').glob('*.toml'))
 def test_every_committed_study_is_ready_to_run(file):
     study = read_study(file)
     assert study.name == file.stem and study.comparisons and len(study.seeds) >= 3
-    assert len(study.seeds) >= 5 and study.learned >= 2
+    assert len(study.seeds) >= 5 and study.min_gain >= 2
     grids = [study.grid(a) for a in study.variants] if study.rates else [study.finetune.grid]
     assert all(len(grid) >= 3 for grid in grids)
     assert {'views', 'images', 'steps', 'backbone'} & set(study.equal) and all(c.text for c in study.comparisons)

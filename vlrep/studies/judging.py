@@ -126,7 +126,7 @@ def judge_studies(
     for study, lines in studies:
         runs = runs_by_variant(study, lines)
         found = [_measured(study, c, runs, lines) for c in study.comparisons]
-        rows = judge(study.comparisons, [m for m, _ in found], study.margin, study.learned)
+        rows = judge(study.comparisons, [m for m, _ in found], study.margin, study.min_gain)
         out.append([r | dict(unstable=w, added=r['id'] in study.added) for r, (_, w) in zip(rows, found)])
     correct([r for rows in out for r in rows])
     return out
@@ -219,9 +219,9 @@ def _at_rates(study, c, runs, lines):
     def at(pair):
         return {name: sides[name][r] for name, r in zip(names, pair)}
 
-    def learned(pair):
+    def has_learned(pair):
         got = [gains[name][r] for name, r in zip(names, pair) if name in learns]
-        return all(g is None or g[0] >= study.learned for g in got)
+        return all(g is None or g[0] >= study.min_gain for g in got)
 
     own, spread = _best(study, c, scores, sides)
     d = _difference(study, c, runs, at(own))
@@ -232,7 +232,7 @@ def _at_rates(study, c, runs, lines):
     own_gains = {name: gains[name][r] for name, r in zip(names, own) if name in learns}
     return AtRates(
         own=d,
-        common={_rate_text(grid, max(p, key=abs)): _difference(study, c, runs, at(p)) for p in pairs if learned(p)},
+        common={_rate_text(grid, max(p, key=abs)): _difference(study, c, runs, at(p)) for p in pairs if has_learned(p)},
         gains={name: gain for name, gain in own_gains.items() if gain},
         few=tuple(name for name in learns if len(tried[name]) < 3),
         at_end=tuple(name for name in learns if best_at_end(scores[name], tried[name])),
@@ -252,10 +252,10 @@ def _pairs(treatment, control=None):
 
 def _gain(study, lines, c, runs):
     "Return the lowest lead of some runs over their floor, and their mean lead at the question; None without a floor"
-    learned = c
+    task = c
     if c.table in SCORES and study.rates and study.rates.score != 'held_loss':
-        learned = replace(c, table='table', question=study.rates.score)
-    leads, means = ([_lead(study, lines, x, run) for run in runs] for x in (learned, c))
+        task = replace(c, table='table', question=study.rates.score)
+    leads, means = ([_lead(study, lines, x, run) for run in runs] for x in (task, c))
     return None if None in leads + means else (min(leads), float(np.mean(means)))
 
 

@@ -184,7 +184,7 @@ def with_current_file(
         study,
         title=now.title,
         margin=now.margin,
-        learned=now.learned,
+        min_gain=now.min_gain,
         comparisons=(*now.comparisons, *(c for c in study.comparisons if c.id not in ids)),
         variants=(*study.variants, *(a for a in now.variants if a.name not in names)),
         changed=file_changes(head.get('first', head['table']), table),

@@ -17,7 +17,7 @@ from ..core.plotting import drawable
 from ..core.text_files import read_toml
 from .judging import judge_studies
 from .lines import read_study_lines, runs_by_variant, study_head, with_current_file
-from .plan import Study, read_study
+from .plan import MODES, Study, read_study
 from vlrep.studies.report import (
     comparison_rate_rows,
     comparison_rows,
@@ -121,7 +121,7 @@ def score_text(
     table: str = 'table',  # Which table of its runs, as for `score_rows`; or one of `MODES`, of fine-tunings
 ) -> str:
     "Format the mean scores of each variant as Markdown: a row for each variant"
-    if study.finetune and table in study.finetune.modes:
+    if table in MODES:
         return rows_markdown(task_rows_of(study, lines, table)) if lines else 'Nothing was run yet.'
     rows = score_rows(study, lines, table)
     variants = [k for k in rows[0] if k not in ('question', 'chance')] if rows else []

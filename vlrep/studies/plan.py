@@ -145,7 +145,7 @@ class Study:
     equal: tuple = ('views', 'images', 'captions', 'steps', 'backbone')  # What must be the same for all variants
     precision: Choice('auto', 'fp32', 'bf16', 'fp16') = 'auto'  # As for `pretrain`
     margin: Float(0, 100) = 1.0  # Percentage points: a difference within them is of no interest; 0: none was set
-    learned: Float(0, 100) = 2.0  # Points that both sides of a comparison must be above their floor, see `Comparison`
+    min_gain: Float(0, 100) = 2.0  # Points that both sides of a comparison must be above their floor in every run
     rates: Rates = None  # None: the recipes are taken as they are
     finetune: FineTuning = None  # None: nothing is fine-tuned
     ask: dict = field(default_factory=dict)  # Evaluation of every finished run -> its options

@@ -396,7 +396,7 @@ def _facts(study, lines):
             'rates': rates or 'of the recipes',
             'chosen by': f'{study.rates.score} of validation data' if study.rates else 'nothing',
             'margin': f'± {study.margin:g} points',
-            'learned': f'{study.learned:g} points above the floor in every run',
+            'gain needed': f'{study.min_gain:g} points above the floor in every run',
             'software': soft or 'unknown',
             'processor': first.get('processor', 'unknown'),
             'precision': first.get('precision', 'unknown'),

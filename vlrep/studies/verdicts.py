@@ -105,15 +105,15 @@ def rate_verdict(
     found: AtRates,  # Of a comparison
     direction: int,  # As for `verdict`
     margin: float,  # As for `verdict`
-    learned: float = 0.0,  # Points that a side must be above its floor in each of its runs
+    min_gain: float = 0.0,  # Points that a side must be above its floor in each of its runs
 ) -> str:  # That of `verdict`, or the condition that does not hold
     "Judge a claim by all the rates at which it was measured"
     at_best = verdict(found.own.diff, found.own.half, direction, margin)
     if found.few:
         return f'few rates ({", ".join(found.few)}: fewer than three, {_interval(found.own)})'
-    low = [f'{side} {gain[0]:+.1f}' for side, gain in found.gains.items() if gain[0] < learned]
+    low = [f'{side} {gain[0]:+.1f}' for side, gain in found.gains.items() if gain[0] < min_gain]
     if low:
-        return f'not trained long enough (above its floor: {", ".join(low)}; {learned:g} are needed in every run)'
+        return f'not trained long enough (above its floor: {", ".join(low)}; {min_gain:g} are needed in every run)'
     if found.at_end:
         return f'rate at the end of the grid ({", ".join(found.at_end)}: {_interval(found.own)})'
     if at_best.startswith('not resolved'):
@@ -123,8 +123,8 @@ def rate_verdict(
         return f'not resolved (training gains {gain:.1f}: too little for a margin of {margin:g})'
     other = {k: d for k, d in found.common.items() if verdict(d.diff, d.half, direction, margin) != at_best}
     if other:
-        there = '; '.join(f'{_interval(d)} at {k}' for k, d in other.items())
-        return f'depends on the rate ({_interval(found.own)} at the best ones; {there})'
+        at_common = '; '.join(f'{_interval(d)} at {k}' for k, d in other.items())
+        return f'depends on the rate ({_interval(found.own)} at the best ones; {at_common})'
     if not found.common:
         return f'depends on the rate ({_interval(found.own)} at the best ones; both learned at no common rate)'
     return at_best
@@ -134,7 +134,7 @@ def judge(
     comparisons: list,  # `Comparison`s
     measured: list,  # Of each `AtRates`, or a text: why there is nothing
     margin: float = 0.0,  # Of the comparisons that have none of their own
-    learned: float = 0.0,  # As for `rate_verdict`
+    min_gain: float = 0.0,  # As for `rate_verdict`
 ) -> list:  # Dicts: the fields of the comparison and of its difference, `common`, `gains`, `p`, `verdict`, `needed`
     "Judge comparisons, each by itself; one for which nothing was measured has no numbers, and the text as its verdict"
     rows = []
@@ -151,7 +151,7 @@ def judge(
         row['gains'] = found.gains
         row['p'] = max(p_value(d, tie) for d in (found.own, *found.common.values()))
         row['needed'] = needed_seeds(found.own, size) if size else None
-        row['verdict'] = rate_verdict(found, c.direction, row['margin'], learned)
+        row['verdict'] = rate_verdict(found, c.direction, row['margin'], min_gain)
     return rows
 
 
