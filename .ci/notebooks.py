@@ -20,6 +20,7 @@ from functools import partial
 from pathlib import Path
 
 import blank
+from tokens import Tokens
 
 ROOT = Path(__file__).resolve().parents[1]
 NBS = ROOT / 'nbs'
@@ -153,9 +154,10 @@ def test(names, results=None):
     skip = get_config().tst_flags.split()
     running = {}
     passed = {}
+    tokens = Tokens()
     try:
         while todo or running:
-            while todo and len(running) < WORKERS:
+            while todo and len(running) < WORKERS and tokens.take():
                 fn = todo.pop()
                 folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
                 pid, log = fork(fn, skip, folder)
@@ -165,6 +167,7 @@ def test(names, results=None):
                 done, status, use = os.wait4(pid, os.WNOHANG)
                 if done:
                     del running[pid]
+                    tokens.give()
                     folder.cleanup()
                     cpu = use.ru_utime + use.ru_stime
                     wall = time.time() - start

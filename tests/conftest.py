@@ -12,6 +12,7 @@ os.environ.update(CUDA_VISIBLE_DEVICES='', OMP_NUM_THREADS='1', MKL_NUM_THREADS=
 
 import forked
 import pytest
+from files_in_forks import pytest_addoption, pytest_report_teststatus, pytest_runtestloop  # noqa: F401
 
 os.fsync = forked.no_sync
 
@@ -30,12 +31,12 @@ def no_network(monkeypatch):
 
 
 @pytest.fixture(scope='session', autouse=True)
-def cache(tmp_path_factory):
+def cache(tmp_path_factory, pytestconfig):
     "One cache for all tests, in whichever process they run (of `make test`, that of its notebooks), and one thread"
     import torch
 
     place = tmp_path_factory.getbasetemp()
-    place = place.parent if 'PYTEST_XDIST_WORKER' in os.environ else place
+    place = place.parent if 'PYTEST_XDIST_WORKER' in os.environ or pytestconfig.option.forks else place
     old = os.environ.get('VLREP_CACHE'), torch.get_num_threads()
     os.environ['VLREP_CACHE'] = old[0] or str(place / 'cache')
     torch.set_num_threads(1)
