@@ -20,6 +20,7 @@ from functools import partial
 from pathlib import Path
 
 import blank
+from tokens import Tokens
 
 ROOT = Path(__file__).resolve().parents[1]
 NBS = ROOT / 'nbs'
@@ -67,6 +68,7 @@ def preload():
     import sentencepiece
     import sklearn.linear_model
     import sklearn.svm
+    import textblob.en.taggers
     import timm
     import torch
     import torchvision
@@ -84,6 +86,15 @@ def preload():
         pass  # a notebook that imports what is broken says so, and only such a one fails
     finally:
         sys.path.remove(str(ROOT))
+
+
+def cheap_figures():
+    "From now on a figure is drawn once, for the cell's output, and what nobody keeps is hardly compressed"
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib_inline.config import InlineBackend
+
+    FigureCanvasAgg.draw_idle = lambda self, *args, **kw: None
+    InlineBackend.instance().print_figure_kwargs = dict(bbox_inches='tight', pil_kwargs=dict(compress_level=1))
 
 
 def check_stubs():
@@ -147,15 +158,17 @@ def test(names, results=None):
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that `finally` below ends what we started
     os.chdir(NBS)
     preload()
+    cheap_figures()
     no_network()
     os.fsync = lambda fd: None  # what checks write need not survive a power failure
     todo = notebooks(names)  # the last ones train, so they start first: no long one is left over at the end
     skip = get_config().tst_flags.split()
     running = {}
     passed = {}
+    tokens = Tokens()
     try:
         while todo or running:
-            while todo and len(running) < WORKERS:
+            while todo and len(running) < WORKERS and tokens.take():
                 fn = todo.pop()
                 folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
                 pid, log = fork(fn, skip, folder)
@@ -165,6 +178,7 @@ def test(names, results=None):
                 done, status, use = os.wait4(pid, os.WNOHANG)
                 if done:
                     del running[pid]
+                    tokens.give()
                     folder.cleanup()
                     cpu = use.ru_utime + use.ru_stime
                     wall = time.time() - start

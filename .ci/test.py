@@ -23,6 +23,7 @@ from environment import ROOT, Failed, quiet
 BIN = environment.VENV / 'bin'
 # in vlrep/, from no notebook: folder -> ending
 KEPT = {'reports/templates': '.j2', 'reports/curves': '.json', 'reports/baselines': '.json'}
+WORKERS = 3  # processes at a time, one more than cores: some wait for files or others
 passed = failed = 0
 costs = dict(notebooks={}, tests={})  # CPU seconds of each notebook and of each test of pytest
 
@@ -126,27 +127,49 @@ def readme_built():
     count('README.md is what nbs/index.ipynb says', problem)
 
 
-def call(*cmd):
-    "Run `cmd` with its output going straight through; returns its exit code. If we are stopped, it is told to stop too"
-    p = subprocess.Popen([str(c) for c in cmd], cwd=ROOT, stdin=subprocess.DEVNULL, stderr=subprocess.STDOUT)
+def together(*cmds):
+    """Run commands side by side, with their output going straight through; their exit codes
+
+    Together they have no more than `WORKERS` processes at a time, see `tokens.py`. If we are stopped, they are told to
+    stop, too.
+    """
+    tokens = os.pipe()
+    os.write(tokens[1], b'+' * WORKERS)
+    env = {**os.environ, 'VLREP_TOKENS': '{},{}'.format(*tokens)}
+    kw = dict(cwd=ROOT, env=env, stdin=subprocess.DEVNULL, stderr=subprocess.STDOUT, pass_fds=tokens)
+    running = []
     try:
-        return p.wait()
+        for cmd in cmds:
+            running.append(subprocess.Popen([str(c) for c in cmd], **kw))
+        left = [*running]
+        while left:
+            for p in left:
+                if p.poll() is not None:
+                    left.remove(p)
+                    os.write(tokens[1], b'+' * WORKERS)  # it may have ended with some of them
+                    break
+            else:
+                time.sleep(0.1)
+        return [p.returncode for p in running]
     except BaseException:
-        p.terminate()
-        p.wait()
+        for p in running:
+            p.terminate()
+        for p in running:
+            p.wait()
         raise
+    finally:
+        for fd in tokens:
+            os.close(fd)
 
 
-def notebooks():
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / 'results.json'
-        code = call(BIN / 'python', '-W', 'ignore', '.ci/notebooks.py', 'test', '--results', out)
-        res = json.loads(out.read_text()) if out.exists() else {}
-        if not res:
-            raise Failed(f'no notebook was checked (exit code {code})')
-        costs['notebooks'].update({name: cpu for name, (_, cpu) in res.items()})
-        for ok, _ in res.values():
-            count(None, not ok)
+def notebooks(results, code):
+    "Count what `notebooks.py` has found"
+    res = json.loads(results.read_text()) if results.exists() else {}
+    if not res:
+        raise Failed(f'no notebook was checked (exit code {code})')
+    costs['notebooks'].update({name: cpu for name, (_, cpu) in res.items()})
+    for ok, _ in res.values():
+        count(None, not ok)
 
 
 def pytest_costs(suite):
@@ -159,35 +182,34 @@ def pytest_costs(suite):
     }
 
 
-def pytest():
+def pytest(results, code):
+    "Count what pytest has found"
+    suite = xml.parse(results).getroot().find('testsuite') if results.exists() else xml.Element('testsuite')
+    costs['tests'].update(pytest_costs(suite))
+    n = suite.attrib
+    tests, failures, errors, skipped = (int(n.get(k, 0)) for k in ('tests', 'failures', 'errors', 'skipped'))
+    bad = failures + errors
+    if tests == 0 or (code and not bad):
+        raise Failed(f'pytest ran {tests} tests, exit code {code}')
+    for i in range(tests - skipped):
+        count(None, i < bad)
+
+
+def notebooks_and_tests():
+    "Side by side: no core is idle while one of them imports PyTorch, or at its end"
     with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / 'results.xml'
-        # each process has whole files: what the tests of a file share is made once; a third one, since some wait
-        code = call(
-            BIN / 'python',
-            '-m',
-            'pytest',
-            '-q',
-            '--tb=short',
-            '-n',
-            '3',
-            '--dist',
-            'loadfile',
-            '--no-loadscope-reorder',
-            f'--junitxml={out}',
-            'tests',
+        books, tests = (Path(folder) / name for name in ('notebooks.json', 'tests.xml'))
+        python = BIN / 'python'
+        words = '-q', '--tb=short', f'--forks={WORKERS}', f'--junitxml={tests}', 'tests'
+        codes = together(
+            (python, '-m', 'pytest', *words),
+            (python, '-W', 'ignore', '.ci/notebooks.py', 'test', '--results', books),
         )
-        suite = xml.parse(out).getroot().find('testsuite') if out.exists() else xml.Element('testsuite')
-        costs['tests'].update(pytest_costs(suite))
-        n = suite.attrib
-        tests, failures, errors, skipped = (int(n.get(k, 0)) for k in ('tests', 'failures', 'errors', 'skipped'))
-        bad = failures + errors
-        if tests == 0 or (code and not bad):
-            raise Failed(f'pytest ran {tests} tests, exit code {code}')
-        for i in range(tests - skipped):
-            count(None, i < bad)
+        step('pytest', lambda: pytest(tests, codes[0]))
+        step('notebooks', lambda: notebooks(books, codes[1]))
 
 
+# the scenes that most checks look at, once: a smaller set is cut from a larger one in the cache
 DRAW = """
 import os
 from vlrep.datasets.world.dataset import world
@@ -198,14 +220,10 @@ else: jobs = [('valid', 200, 32, False), ('test', 600, 32, False), ('train', 100
               ('train', 400, 96, False, 'narrative')]
 for split,n,size,shifted,*more in jobs: world(split, n, size, shifted, workers=1, with_=more)
 if not other: os._exit(0)
-os._exit(os.waitstatus_to_exitcode(os.waitpid(other, 0)[1]))
+code = os.waitstatus_to_exitcode(os.waitpid(other, 0)[1])
+if not code: print('  ok   the world is drawn', flush=True)
+os._exit(code)
 """
-
-
-def world():
-    "Draw the scenes that most checks look at, once: a smaller set is cut from a larger one in the cache"
-    quiet(BIN / 'python', '-W', 'ignore', '-c', DRAW)
-    count('the world is drawn')
 
 
 def dearest(n=25):
@@ -258,17 +276,18 @@ def main():
         for v in ('PYTHONPATH', 'IN_TEST', 'VIRTUAL_ENV', 'PYTHONDONTWRITEBYTECODE'):
             os.environ.pop(v, None)
         if not failed:
+            scenes = Background(BIN / 'python', '-W', 'ignore', '-c', DRAW)
             newest = Background(sys.executable, '.ci/newest.py')  # most of its time goes into an installation
             try:
                 step('export', exported)
                 step('clean', cleaned)
                 step('lint', lint)
                 step('readme', readme_built)
-                step('world', world)
-                step('notebooks', notebooks)
-                step('pytest', pytest)
+                step('world', scenes.results)
+                step('notebooks and tests', notebooks_and_tests)
                 step('newest requirements', newest.results)
             finally:
+                scenes.stop()
                 newest.stop()
     print('\n'.join(dearest()))
     print(f'{time.time() - start:.0f} s in all')

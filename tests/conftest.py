@@ -12,6 +12,7 @@ os.environ.update(CUDA_VISIBLE_DEVICES='', OMP_NUM_THREADS='1', MKL_NUM_THREADS=
 
 import forked
 import pytest
+from files_in_forks import pytest_addoption, pytest_report_teststatus, pytest_runtestloop  # noqa: F401
 
 os.fsync = forked.no_sync
 
@@ -30,12 +31,12 @@ def no_network(monkeypatch):
 
 
 @pytest.fixture(scope='session', autouse=True)
-def cache(tmp_path_factory):
+def cache(tmp_path_factory, pytestconfig):
     "One cache for all tests, in whichever process they run (of `make test`, that of its notebooks), and one thread"
     import torch
 
     place = tmp_path_factory.getbasetemp()
-    place = place.parent if 'PYTEST_XDIST_WORKER' in os.environ else place
+    place = place.parent if 'PYTEST_XDIST_WORKER' in os.environ or pytestconfig.option.forks else place
     old = os.environ.get('VLREP_CACHE'), torch.get_num_threads()
     os.environ['VLREP_CACHE'] = old[0] or str(place / 'cache')
     torch.set_num_threads(1)
@@ -59,13 +60,34 @@ def source():
     return narrated('train', 96), narrated('valid', 32)
 
 
+@pytest.fixture
+def quick(monkeypatch):
+    "What comes after training, made short: these tests look at what is written, not at the numbers"
+    import vlrep.experiments.pretrain
+
+    def page(run):
+        (run / 'report.html').write_text('<html></html>\n')
+        return run / 'report.html'
+
+    monkeypatch.setattr(
+        vlrep.experiments.pretrain,
+        'measure',
+        lambda run, recipe, options, dataset, learn, **kw: (
+            dict(steps=learn.train_state.step, held_loss=learn.train_state.best_loss),
+            [],
+        ),
+    )
+    monkeypatch.setattr(vlrep.experiments.pretrain, 'write_report', page)
+
+
 # ---------------------------------------------------------------- what a test costs
 
 # files, the slowest first
 SLOWEST = """
-methods/test_contract training/test_distributed datasets/test_every_dataset training/test_resume cli/test_commands
-studies/test_study training/test_resume_killed_processes training/test_faults methods/test_icmlm
-experiments/test_interrupted_saves methods/test_mct
+methods/test_contract training/test_distributed datasets/test_every_dataset cli/test_options studies/test_study
+training/test_resume experiments/test_initial_weights cli/test_commands training/test_resume_killed_processes
+training/test_faults data/test_paraphrases methods/test_mct methods/test_icmlm models/test_backbones
+experiments/test_interrupted_saves methods/test_fusion_inputs methods/test_word_head core/test_processes
 """.split()
 
 

@@ -6,15 +6,18 @@ the words of a command as a shell finds it needs a real one.
 """
 
 import atexit
+import contextlib
 import importlib
 import json
 import os
 import pkgutil
+import select
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from pathlib import Path
 
 from paths import ROOT
@@ -81,18 +84,14 @@ def no_sync(fd):
     "In place of `os.fsync`: what a test writes need not survive a power failure"
 
 
-def serve():
-    "Answer each line on standard input with a line on standard output"
-    os.fsync = no_sync
-    ask, answer = (os.fdopen(os.dup(fd), mode) for fd, mode in ((0, 'r'), (1, 'w')))
-    for fd in (ask.fileno(), answer.fileno()):
-        os.set_inheritable(fd, False)
-    os.dup2(2, 1)
+def imports():
+    "Import what programs use, the library too"
     import jinja2
     import matplotlib.pyplot
     import nbdev.test
     import sklearn.linear_model
     import sklearn.svm
+    import textblob.en.taggers
     import torch
     import torchvision
     import tyro
@@ -102,26 +101,79 @@ def serve():
     for module in pkgutil.walk_packages(vlrep.__path__, 'vlrep.'):
         importlib.import_module(module.name)
     torch.set_num_threads(1)
+
+
+def serve(ask, answer):
+    "Answer each line of one file with a line in the other"
     for line in ask:
         what, more = json.loads(line)
         print(json.dumps(dict(begin=begin, end=end)[what](**more)), file=answer, flush=True)
+
+
+def main():
+    "The server as a program: it is asked on standard input"
+    os.fsync = no_sync
+    ask, answer = (os.fdopen(os.dup(fd), mode) for fd, mode in ((0, 'r'), (1, 'w')))
+    for fd in (ask.fileno(), answer.fileno()):
+        os.set_inheritable(fd, False)
+    os.dup2(2, 1)
+    imports()
+    serve(ask, answer)
 
 
 # ---------------------------------------------------------------- in the tests
 
 
 class Server:
-    "The server of this process, started with the first program; `cpu`: seconds that its children have taken"
+    """The server of this process, started with the first program; `cpu`: seconds that its children have taken
 
+    Where the library has been imported already and nothing else done, `fork` starts it at once.
+    """
+
+    pipes = None
     process = None
+    pid = None
     cpu = 0.0
 
     def ask(self, what, **more):
-        if self.process is None or self.process.poll() is not None:
+        if self.pid is None and (self.process is None or self.process.poll() is not None):
             self.start()
-        self.process.stdin.write(json.dumps([what, more]) + '\n')
-        self.process.stdin.flush()
-        return json.loads(self.process.stdout.readline() or 'null')
+        self.pipes[0].write(json.dumps([what, more]) + '\n')
+        self.pipes[0].flush()
+        return json.loads(self.pipes[1].readline() or 'null')
+
+    def fork(self):
+        "Start the server as a fork of this process, without its open files and its warnings"
+        ends = os.pipe(), os.pipe()
+        self.pid = os.fork()
+        (ask, to), (back, answer) = ends
+        if not self.pid:
+            try:
+                error = os.dup(2)
+                for fd in (1, 2):  # a program may put anything there, so Python has to take them for pipes
+                    os.dup2(answer, fd)
+                sys.stdout = sys.__stdout__ = open(1, 'w', encoding='utf-8', closefd=False)
+                sys.stderr = sys.__stderr__ = open(2, 'w', 1, 'utf-8', 'backslashreplace', closefd=False)
+                for fd in (1, 2):
+                    os.dup2(error, fd)
+                for fd in {*map(int, os.listdir('/dev/fd'))} - {0, 1, 2, ask, answer}:
+                    with contextlib.suppress(OSError):
+                        os.close(fd)
+                sys.warnoptions[:] = ['ignore']
+                warnings.resetwarnings()
+                warnings.simplefilter('ignore')
+                serve(os.fdopen(ask), os.fdopen(answer, 'w'))
+            finally:
+                os._exit(0)
+        os.close(ask)
+        os.close(answer)
+        self.pipes = os.fdopen(to, 'w'), os.fdopen(back)
+
+    def stop(self):
+        "End a forked server, and wait for it"
+        for f in self.pipes:
+            f.close()
+        os.waitpid(self.pid, 0)
 
     def start(self):
         env = {
@@ -140,6 +192,7 @@ class Server:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
+        self.pipes = self.process.stdin, self.process.stdout
         atexit.register(self.process.stdin.close)
 
 
@@ -162,18 +215,28 @@ class Program:
             'begin', code=code, argv=list(map(str, argv)), cwd=str(cwd or os.getcwd()), env=env, files=self.files
         )
 
+        self.process = os.pidfd_open(self.pid) if hasattr(os, 'pidfd_open') else None  # Linux
+
     def poll(self):
-        if self.returncode is None and (got := SERVER.ask('end', pid=self.pid)):
+        if self.returncode is None and self.seems_ended(0) and (got := SERVER.ask('end', pid=self.pid)):
             self.returncode, used = got
             SERVER.cpu += used
+            self.process and os.close(self.process)
         return self.returncode
+
+    def seems_ended(self, wait):
+        "Wait until the process has ended, at most so many seconds, without asking all the time"
+        if self.process:
+            return bool(select.select([self.process], [], [], wait)[0])
+        time.sleep(min(wait, 0.01))
+        return True
 
     def wait(self, timeout=300):
         limit = time.monotonic() + timeout
         while self.poll() is None:
-            if time.monotonic() > limit:
+            if (left := limit - time.monotonic()) < 0:
                 raise subprocess.TimeoutExpired(self.args, timeout)
-            time.sleep(0.01)
+            self.seems_ended(left)
         return self.returncode
 
     args = 'a forked program'
@@ -219,4 +282,4 @@ def run(code, argv=(), cwd=None, env=None, input='', timeout=300):
 
 
 if __name__ == '__main__':
-    serve()
+    main()

@@ -11,7 +11,7 @@ import types
 import typing
 from dataclasses import MISSING, asdict, fields, replace
 
-from ..core.fields import check_fields
+from ..core.fields import check_fields, field_hints
 from ..core.registry import did_you_mean
 from ..methods.base import METHODS
 from ..methods.recipe import MethodRecipe
@@ -86,7 +86,7 @@ def override_all(
         if name not in home:
             raise did_you_mean('field', name, home)
         i = home[name]
-        new[i][name] = read_value(text, typing.get_type_hints(type(dataclasses[i]))[name], name)
+        new[i][name] = read_value(text, field_hints(type(dataclasses[i]), plain=True)[name], name)
     return [replace(p, **n) for p, n in zip(dataclasses, new)]
 
 
