@@ -111,6 +111,8 @@ def rate_verdict(
     at_best = verdict(found.own.diff, found.own.half, direction, margin)
     if found.few:
         return f'few rates ({", ".join(found.few)}: fewer than three, {_interval(found.own)})'
+    if found.gains and len(found.own.each) < 3:
+        return f'few seeds ({len(found.own.each)}: a rate is chosen by three or more, {_interval(found.own)})'
     low = [f'{side} {gain[0]:+.1f}' for side, gain in found.gains.items() if gain[0] < min_gain]
     if low:
         return f'not trained long enough (above its floor: {", ".join(low)}; {min_gain:g} are needed in every run)'
