@@ -11,6 +11,7 @@ import importlib
 import json
 import os
 import pkgutil
+import select
 import signal
 import subprocess
 import sys
@@ -207,18 +208,28 @@ class Program:
             'begin', code=code, argv=list(map(str, argv)), cwd=str(cwd or os.getcwd()), env=env, files=self.files
         )
 
+        self.process = os.pidfd_open(self.pid) if hasattr(os, 'pidfd_open') else None  # Linux
+
     def poll(self):
-        if self.returncode is None and (got := SERVER.ask('end', pid=self.pid)):
+        if self.returncode is None and self.seems_ended(0) and (got := SERVER.ask('end', pid=self.pid)):
             self.returncode, used = got
             SERVER.cpu += used
+            self.process and os.close(self.process)
         return self.returncode
+
+    def seems_ended(self, wait):
+        "Wait until the process has ended, at most so many seconds, without asking all the time"
+        if self.process:
+            return bool(select.select([self.process], [], [], wait)[0])
+        time.sleep(min(wait, 0.01))
+        return True
 
     def wait(self, timeout=300):
         limit = time.monotonic() + timeout
         while self.poll() is None:
-            if time.monotonic() > limit:
+            if (left := limit - time.monotonic()) < 0:
                 raise subprocess.TimeoutExpired(self.args, timeout)
-            time.sleep(0.01)
+            self.seems_ended(left)
         return self.returncode
 
     args = 'a forked program'

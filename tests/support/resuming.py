@@ -140,6 +140,24 @@ def same(a, b):
         assert torch.equal(a[k], b[k]) if torch.is_tensor(a[k]) else a[k] == b[k], k
 
 
+def check_chain(path, source, stops, whole=None, **kw):
+    """Stop one run at each of `stops`, going on from the stop before: it ends in the bits of an undisturbed one
+
+    Every batch is one that follows its own stop, or comes soon after it. What is not saved at any stop would be lost
+    at each of them, so some single stops are looked at as well, see `check`.
+    """
+    at, whole = whole or (path / 'whole', train(path / 'whole', source, **kw))
+    seen = {}
+    for stop in (*stops, None):
+        l = train(path / 'chain', source, stop, **kw)
+        assert l.curve.seen == {k: v for k, v in whole.curve.seen.items() if max(seen, default=0) < k <= (stop or k)}
+        seen |= l.curve.seen
+    same(everything(l), everything(whole))
+    assert rows(path / 'chain') == rows(at) and seen == whole.curve.seen
+    assert open_run_folder(path / 'chain').state('best')['step'] == open_run_folder(at).state('best')['step']
+    return at, whole
+
+
 def check(tmp_path, source, stops, whole=None, **kw):
     "Stop at each of `stops`, go on, compare with `whole`, the folder and the learner of an undisturbed run"
     at, whole = whole or (tmp_path / 'whole', train(tmp_path / 'whole', source, **kw))

@@ -6,7 +6,7 @@ Within this process every method is stopped after every single batch, in both pr
 
 import pytest
 import torch
-from resuming import STEPS, Crash, check, everything, make, same, train
+from resuming import STEPS, Crash, check, check_chain, everything, make, same, train
 from run_folders import rows
 
 from vlrep.methods.base import METHODS
@@ -22,19 +22,23 @@ def undisturbed(tmp_path_factory, source):
     return path, train(path, source)
 
 
-# After every batch: in mid-epoch, at an epoch's border (6, 12), before the first step of a Lookahead window (5, 10) and
-# within one, at the very end (14)
+# One run is stopped after every batch. By itself, a stop in mid-epoch, at an epoch's border (6), before the first step
+# of a Lookahead window (5, 10), at the first step and at the very end (14)
 @pytest.mark.parametrize('precision', ['fp32', 'bf16'])
 def test_a_stop_at_every_step_changes_no_bit(tmp_path, source, precision, undisturbed):
     whole = undisturbed if precision == 'fp32' else None
-    whole = check(tmp_path, source, range(1, STEPS + 1), whole, precision=precision)
+    at, whole = check_chain(tmp_path, source, range(1, STEPS + 1), whole, precision=precision)
+    check(tmp_path, source, [1, 5, 6, 10, 14] if precision == 'fp32' else [5, 6], (at, whole), precision=precision)
     assert whole.opt.opt.counter == STEPS % 5 and len(set(whole.curve.seen.values())) == STEPS
     assert whole.train_state.epoch == 2
 
 
 @pytest.mark.parametrize('precision', ['fp32', 'bf16'])
 def test_a_stop_within_an_accumulation_window_changes_no_bit(tmp_path, source, precision):
-    whole = check(tmp_path, source, [1, 2, 8, 17, 18, 19, 31, 41], precision=precision, accumulate=3)
+    "At its first part, its second and its end, in the first epoch and later, and at an epoch's border (18)"
+    stops = [1, 2, 8, 17, 18, 19, 31, 41]
+    at, whole = check_chain(tmp_path, source, stops, precision=precision, accumulate=3)
+    check(tmp_path, source, [8, 19], (at, whole), precision=precision, accumulate=3)
     assert whole.train_state.batch == 3 * STEPS and whole.train_state.step == STEPS
 
 
