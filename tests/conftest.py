@@ -60,6 +60,26 @@ def source():
     return narrated('train', 96), narrated('valid', 32)
 
 
+@pytest.fixture
+def quick(monkeypatch):
+    "What comes after training, made short: these tests look at what is written, not at the numbers"
+    import vlrep.experiments.pretrain
+
+    def page(run):
+        (run / 'report.html').write_text('<html></html>\n')
+        return run / 'report.html'
+
+    monkeypatch.setattr(
+        vlrep.experiments.pretrain,
+        'measure',
+        lambda run, recipe, options, dataset, learn, **kw: (
+            dict(steps=learn.train_state.step, held_loss=learn.train_state.best_loss),
+            [],
+        ),
+    )
+    monkeypatch.setattr(vlrep.experiments.pretrain, 'write_report', page)
+
+
 # ---------------------------------------------------------------- what a test costs
 
 # files, the slowest first

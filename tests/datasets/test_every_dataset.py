@@ -101,19 +101,40 @@ def reads(method, data):
 PAIRS = [(m, d) for m in METHODS for d in DATASETS if reads(m, d)]
 
 
+def measured(method, data):
+    """Is this pair also evaluated, and has it a report? All of the world and of the tasks, each layout of photos with a
+    third of the methods, and the two whose annotations only they read
+    """
+    if data in ('world', *WRITERS) or (method, data) in {('loctex', 'narratives'), ('multilabel', 'coco')}:
+        return True
+    return ([*METHODS].index(method) + [*DATASETS].index(data)) % 3 == 0
+
+
+def test_every_method_and_every_dataset_is_measured():
+    "With at least two of the other, where so many fit"
+    for i in (0, 1):
+        for name in {p[i] for p in PAIRS}:
+            these = [p for p in PAIRS if p[i] == name]
+            assert sum(measured(*p) for p in these) >= min(2, len(these)), name
+
+
 def finished(run, data):
     "The run has its result and its report, and knows by which recipe it went"
     info = open_run_folder(run).info
     res = open_run_folder(run).results()
-    assert len(res) == 1 and (run / 'report.html').stat().st_size > 1000
+    assert len(res) == 1 and (run / 'report.html').stat().st_size > (1000 if measured(info['method'], data) else 0)
     assert info['name'] in METHODS[info['method']].recipes and not changes_of(info)
     assert (res[0]['recipe'], res[0]['data'], res[0]['changes']) == (info['name'], data, [])
 
 
 @pytest.mark.parametrize('method,data', PAIRS)
-def test_every_method_is_stopped_and_resumed_on_every_dataset(method, data, roots, tmp_path, monkeypatch, capsys):
+def test_every_method_is_stopped_and_resumed_on_every_dataset(
+    method, data, roots, tmp_path, monkeypatch, capsys, request
+):
     "`--data X` without another option, a stop, `vlrep resume` without another option"
     monkeypatch.chdir(tmp_path)
+    if not measured(method, data):
+        request.getfixturevalue('quick')
     words = [
         'pretrain',
         *(['--method', method] if method != 'virtex' else []),
