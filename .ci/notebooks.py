@@ -87,6 +87,15 @@ def preload():
         sys.path.remove(str(ROOT))
 
 
+def cheap_figures():
+    "From now on a figure is drawn once, for the cell's output, and what nobody keeps is hardly compressed"
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib_inline.config import InlineBackend
+
+    FigureCanvasAgg.draw_idle = lambda self, *args, **kw: None
+    InlineBackend.instance().print_figure_kwargs = dict(bbox_inches='tight', pil_kwargs=dict(compress_level=1))
+
+
 def check_stubs():
     "From now on the stubs of a chapter run, too, before their solutions: their checks must refuse them"
     import nbdev.test
@@ -148,6 +157,7 @@ def test(names, results=None):
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that `finally` below ends what we started
     os.chdir(NBS)
     preload()
+    cheap_figures()
     no_network()
     os.fsync = lambda fd: None  # what checks write need not survive a power failure
     todo = notebooks(names)  # the last ones train, so they start first: no long one is left over at the end
