@@ -148,7 +148,13 @@ class Server:
         (ask, to), (back, answer) = ends
         if not self.pid:
             try:
-                os.dup2(2, 1)
+                error = os.dup(2)
+                for fd in (1, 2):  # a program may put anything there, so Python has to take them for pipes
+                    os.dup2(answer, fd)
+                sys.stdout = sys.__stdout__ = open(1, 'w', encoding='utf-8', closefd=False)
+                sys.stderr = sys.__stderr__ = open(2, 'w', 1, 'utf-8', 'backslashreplace', closefd=False)
+                for fd in (1, 2):
+                    os.dup2(error, fd)
                 for fd in {*map(int, os.listdir('/dev/fd'))} - {0, 1, 2, ask, answer}:
                     with contextlib.suppress(OSError):
                         os.close(fd)
