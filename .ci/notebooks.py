@@ -68,6 +68,7 @@ def preload():
     import sentencepiece
     import sklearn.linear_model
     import sklearn.svm
+    import textblob.en.taggers
     import timm
     import torch
     import torchvision

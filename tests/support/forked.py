@@ -91,6 +91,7 @@ def imports():
     import nbdev.test
     import sklearn.linear_model
     import sklearn.svm
+    import textblob.en.taggers
     import torch
     import torchvision
     import tyro
