@@ -12,11 +12,10 @@ __all__ = ['SCORES', 'BASELINE_ROWS', 'SHIFTED', 'MODES', 'TASK_TABLES', 'Varian
 import copy
 import json
 import re
-import typing
 from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 
-from ..core.fields import Choice, Float, Int, check_fields, corrupt_limit, rule_of
+from ..core.fields import Choice, Float, Int, check_fields, corrupt_limit, field_rules
 from ..core.files import FilePath, brief
 from ..core.registry import did_you_mean
 from ..core.text_files import read_toml
@@ -414,9 +413,7 @@ def check_kinds(
     dataclasses: tuple,  # Dataclasses with these fields
 ) -> None:
     "Do the values have the types of their fields? A file distinguishes numbers from text, the shell does not"
-    kinds = {
-        k: rule_of(h)[0] for p in dataclasses for k, h in typing.get_type_hints(type(p), include_extras=True).items()
-    }
+    kinds = {k: kind for p in dataclasses for k, (kind, _) in field_rules(type(p)).items()}
     for k, v in changes.items():
         allowed, what = _KIND.get(kinds.get(k), ((type(v),), ''))
         if type(v) not in allowed:
