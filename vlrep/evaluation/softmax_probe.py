@@ -173,7 +173,7 @@ def softmax_probe(
     recipe: SoftmaxRecipe = VIRTEX_PROBE,  # How it is trained
     *,
     size: int = None,  # Side of the views in pixels; those of the datasets by default
-    validation: float = 0.1,  # Part of `train` that chooses the rate
+    validation: float = 0.1,  # Part of `train` that chooses the rate; nothing is held out where there is only one
     name: str = 'backbone',  # Of the backbone, in the row
     seed: int = 0,  # Held-out part, order, views and initial weights depend on this alone
     draws: int = 500,  # Number of bootstrap resamples of the test images
@@ -182,9 +182,10 @@ def softmax_probe(
     "Train a softmax layer on frozen features with all rates at once; top-1 on `test` (VirTex sec. 4.1)"
     y, yt = (torch.from_numpy(class_labels(s, label)) for s in (train, test))
     if not 0 < validation < 1 or int(validation * len(train)) < 1:
-        raise ValueError(f'held={validation}: leaves no training or no held-out pictures of {len(train)}')
+        raise ValueError(f'validation={validation}: leaves no training or no held-out pictures of {len(train)}')
+    choose = len(recipe.lrs) * len(recipe.wds) > 1
     perm = rng(seed, 'held out').permutation(len(train))
-    cut = int(validation * len(train))
+    cut = int(validation * len(train)) if choose else 0
     valid = np.sort(perm[:cut])
     rows = np.sort(perm[cut:])
     classes = 1 + int(max(y.max(), yt.max()))
@@ -194,12 +195,13 @@ def softmax_probe(
     def predict(s, y):
         return heads.mark_correct(features(backbone, s, size)['avg'].to(device), y.to(device))
 
-    chose = predict(train.subset(valid), y[valid]).mean(0)
-    best = int(chose.argmax())
+    chose = predict(train.subset(valid), y[valid]).mean(0) if choose else [None]
+    best = int(chose.argmax()) if choose else 0
     right = predict(test, yt)[:, best].astype(float)
     low, high = bootstrap(right, draws=draws, seed=seed)
     tried = [
-        dict(lr=lr, wd=wd, loss=float(l), chosen_by=100 * float(c)) for (lr, wd), l, c in zip(heads.grid, loss, chose)
+        dict(lr=lr, wd=wd, loss=float(l), chosen_by=None if c is None else 100 * float(c))
+        for (lr, wd), l, c in zip(heads.grid, loss, chose)
     ]
     return score_row(
         label,
