@@ -14,7 +14,7 @@ import numpy as np
 from ..experiments.comparisons import metric_rows, paired_difference, t975
 from .lines import best_runs, runs_by_rate, runs_by_variant, validation_scores, with_tasks
 from .plan import MODES, SCORES, TASK_TABLES, Comparison, Study, held_equal, rate_values, variant_recipe
-from .rates import best_at_end, choice_spread, choose_rates, unstable_text
+from .rates import best_at_end, choice_spread, choose_rates, grown_grid, unstable_text
 from .verdicts import AtRates, correct, judge
 
 # %% ../../nbs/studies/36_judging.ipynb #c2c87ca5
@@ -182,18 +182,54 @@ def _diverged(lines, c, name):
     return {l['rate'] for l in same if (l.get('task'), l.get('mode')) == job}
 
 
+def _rates_due(study, lines, c, name):
+    "Return the numbers of the rates that a side must have: those of the file, and those by which the grid grows"
+    n = len(_grid(study, c, name))
+    if n == 1:
+        return range(1)
+    if job := _fine_tuning_of(c):
+        extend = study.finetune.extend
+        together = [a.name for a in study.variants if job in study.jobs(a)]
+    else:
+        extend = study.rates.extend
+        first = {s.name for a in study.variants if (s := study.source_variant(a))}
+        together = [a.name for a in study.variants if (a.name in first) == (name in first)]
+    scores = {x: _scores_of(study, c, x, lines) for x in together if len(_grid(study, c, x)) > 1}
+    scores = {x: s for x, s in scores.items() if {*s, *_diverged(lines, c, x)} >= {*range(n)}}
+    rates = range(n)
+    while (grown := grown_grid(scores, rates, n, extend)) != rates:
+        rates = grown
+    return rates
+
+
 def _missing(study, c, name, by_rate, lines):
-    "List the runs of a side that are not there yet: at each rate of the grid, unless one diverged there"
+    "List the runs of a side that are not there yet: at each rate that is due, unless one diverged there"
     grid = _grid(study, c, name)
-    gone = _diverged(lines, c, name) & {*range(len(grid))}
+    due = _rates_due(study, lines, c, name)
+    gone = _diverged(lines, c, name) & {*due}
     out = []
-    for r in range(len(grid)):
-        if r in gone and len(gone) < len(grid):
+    for r in due:
+        if r in gone and len(gone) < len(due):
             continue
         have = {l['seed'] for l in by_rate.get(r, []) if _has_answer(l, c)}
         at = f' at {_rate_text(grid, r)}' if len(grid) > 1 else ''
         out += [f'{name} {s}{at}{_reason(lines, name, s, c, rate=r)}' for s in study.seeds if s not in have]
     return out
+
+
+def _missing_floors(study, c, names, runs, lines):
+    "List the fine-tunings without the image that are not there yet, and that the floor of a comparison needs"
+    job = _fine_tuning_of(c)
+    if not job or c.table not in MODES or c.table == 'text_only':
+        return []
+    alone = replace(c, table='text_only', question=job[0])
+    methods = {study.variant(name).method for name in names}
+    needed = [a.name for a in study.variants if a.method in methods and (job[0], 'text_only') in study.jobs(a)]
+    return [
+        f'{text}, without the image'
+        for name in needed
+        for text in _missing(study, alone, name, _side(study, alone, name, runs, lines), lines)
+    ]
 
 
 def _rate_text(grid, rate):
@@ -208,11 +244,13 @@ def _at_rates(study, c, runs, lines):
             raise ValueError(f'the study has no variant {name!r}')
     names = [name for name in (c.treatment, c.control) if name in runs]
     sides = {name: _side(study, c, name, runs, lines) for name in names}
-    if missing := [text for name in names for text in _missing(study, c, name, sides[name], lines)]:
+    missing = [text for name in names for text in _missing(study, c, name, sides[name], lines)]
+    if missing := missing or _missing_floors(study, c, names, runs, lines):
         return f'not run ({", ".join(missing)})'
     check_measured(study, c, runs)
     scores = {name: _scores_of(study, c, name, lines) for name in names}
-    pairs = _pairs(*scores.values())
+    single = {name: len(_grid(study, c, name)) == 1 for name in names}
+    pairs = _pairs(scores, single)
     learns = [name for name in names if c.table in MODES or variant_recipe(study, study.variant(name))[0].steps]
     gains = {name: {r: _gain(study, lines, c, sides[name][r]) for r in scores[name]} for name in learns}
 
@@ -223,31 +261,32 @@ def _at_rates(study, c, runs, lines):
         got = [gains[name][r] for name, r in zip(names, pair) if name in learns]
         return all(g is None or g[0] >= study.min_gain for g in got)
 
-    own, spread = _best(study, c, scores, sides)
+    own, spread = _best(study, c, scores, sides, single=single)
     d = _difference(study, c, runs, at(own))
     if (s_seed := spread * len(study.seeds) ** 0.5) > d.s_seed:
         d = d._replace(s_seed=s_seed, half=math.hypot(t975(len(study.seeds) - 1) * spread, 1.96 * d.s_scene))
-    grid = max((_grid(study, c, name) for name in names), key=len)
+    grid = next((_grid(study, c, name) for name in names if not single[name]), ({},))
     tried = {name: {*scores[name], *_diverged(lines, c, name)} for name in learns}
     own_gains = {name: gains[name][r] for name, r in zip(names, own) if name in learns}
     return AtRates(
         own=d,
-        common={_rate_text(grid, max(p, key=abs)): _difference(study, c, runs, at(p)) for p in pairs if has_learned(p)},
+        common={
+            _rate_text(grid, r) or 'the rate of the recipe': _difference(study, c, runs, at(pair))
+            for r, pair in pairs.items()
+            if has_learned(pair)
+        },
+        trained=tuple(learns),
         gains={name: gain for name, gain in own_gains.items() if gain},
-        few=tuple(name for name in learns if len(tried[name]) < 3),
+        few=tuple(name for name in learns if len(tried[name]) < 3 or len(scores[name]) < 2),
         at_end=tuple(name for name in learns if best_at_end(scores[name], tried[name])),
     )
 
 
-def _pairs(treatment, control=None):
-    "Pair the rates of both sides by their numbers; a side with a single rate has it at each of the other's"
-    if control is None:
-        return [(r,) for r in treatment]
-    if len(control) == 1:
-        return [(r, *control) for r in treatment]
-    if len(treatment) == 1:
-        return [(*treatment, r) for r in control]
-    return [(r, r) for r in treatment if r in control]
+def _pairs(scores, single):
+    "Pair the rates of the sides by their numbers: number -> rate of each side; a side with a single one has it at all"
+    several = [set(by_rate) for name, by_rate in scores.items() if not single[name]]
+    common = sorted(set.intersection(*several)) if several else [0]
+    return {r: tuple(next(iter(s)) if single[name] else r for name, s in scores.items()) for r in common}
 
 
 def _gain(study, lines, c, runs):
@@ -268,18 +307,19 @@ def _lead(study, lines, c, run):
     return (-1 if 'rank' in c.question else 1) * (row['value'] - floor)  # of a rank the lower one is better
 
 
-def _best(study, c, scores, sides):
+def _best(study, c, scores, sides, *, single):
     "Choose the best rate of each side; and the standard error of the difference, with the choice"
     rates = sorted({r for by_rate in scores.values() for r in by_rate})
     shape = len(rates), len(study.seeds)
 
     def only(name, r):
         "The rate of a side; one with a single rate has it at each of the other's"
-        return next(iter(scores[name])) if len(scores[name]) == 1 else r
+        return next(iter(scores[name])) if single[name] else r
 
-    def aligned(by_rate):
-        if len(by_rate) == 1:
+    def aligned(name):
+        if single[name]:
             return np.zeros(shape)
+        by_rate = scores[name]
         worst = min(v.min() for v in by_rate.values()) - 1e3  # where this side diverged
         return np.array([by_rate.get(r, np.full(shape[1], worst)) for r in rates])
 
@@ -294,7 +334,7 @@ def _best(study, c, scores, sides):
         return out
 
     names = list(scores)
-    chosen_by = *map(aligned, scores.values()), *[np.zeros(shape)] * (2 - len(names))
+    chosen_by = *map(aligned, names), *[np.zeros(shape)] * (2 - len(names))
     values = tests(c.treatment), tests(c.control) if len(names) == 2 else tests(c.treatment, c.control.lstrip('@'))
     common = np.array([all(only(name, r) in scores[name] for name in names) for r in rates])
     chosen = choose_rates(*chosen_by, common)

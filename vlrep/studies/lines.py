@@ -52,9 +52,13 @@ def read_study_lines(
 
 
 def _added(first, now):
-    "List the ids of comparisons that a study's file has now, and had not at the first result"
-    had = {c['id'] for c in first.get('comparisons', [])}
-    return tuple(c['id'] for c in now.get('comparisons', []) if c['id'] not in had)
+    "List the ids of comparisons that were added, or changed in more than their text, after the first result"
+
+    def contents(table):
+        return {c['id']: _full(Comparison, c | dict(text='')) for c in table.get('comparisons', [])}
+
+    had = contents(first)
+    return tuple(id for id, c in contents(now).items() if had.get(id) != c)
 
 
 def _lines_path(path):

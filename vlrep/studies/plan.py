@@ -122,7 +122,8 @@ class Comparison:
     # One of `comparison_tables`: linear probes, attention, which words the model predicts, unseen classes, tasks after
     # fine-tuning, how far it moved weights, held-out loss, or an evaluation
     table: str = 'table'
-    direction: Choice(1, 0, -1) = 1  # -1: the control is said to be ahead; 0: neither, a tie
+    # 1: the score of the treatment is said to be higher; -1: lower, also where lower is better; 0: neither, a tie
+    direction: Choice(1, 0, -1) = 1
     size: Float(0, 100) = 0.0  # By how many points in the paper; 0: it gives no number, or a tie
     margin: Float(0, 100) = 0.0  # Differences within it are of no interest; 0: the study's
     unequal: tuple = ()  # Settings of `equal` that the claim is about, and that may differ

@@ -7,6 +7,9 @@ __all__ = ['tied_with_best', 'choose_rates', 'choice_spread', 'best_at_end', 'gr
            'unstable_text']
 
 # %% ../../nbs/studies/20_rates.ipynb #81b27d2d
+import math
+from itertools import combinations_with_replacement
+
 import numpy as np
 import torch
 
@@ -44,17 +47,26 @@ def choice_spread(
     scores: tuple,  # Validation scores of treatment and control, of each rate and seed (r,s) each
     tests: tuple,  # Their test scores (r,s) each
     common: np.ndarray,  # As for `choose_rates`
-    n: int = 4000,  # Resamplings of the seeds
 ) -> float:  # In the unit of the test scores
     "Estimate the standard error of a difference between variants, over seeds and the choice of the rates"
     s = scores[0].shape[1]
     if s < 2:
         raise ValueError(f'{s} seed: at least 2 are needed to see how much seeds differ')
-    seeds = np.random.default_rng(0).integers(s, size=(n, s))
+    seeds, probability = _resamples(s)
     chosen = choose_rates(*(x[:, seeds] for x in scores), common)
     treatment, control = (x[r[:, None], seeds] for x, r in zip(tests, chosen))
     resampled = (treatment - control).mean(1)
-    return float(resampled.std() * (s / (s - 1)) ** 0.5)
+    variance = probability @ (resampled - probability @ resampled) ** 2
+    return float((variance * s / (s - 1)) ** 0.5)
+
+
+def _resamples(s, n=4000):
+    "List the ways to draw s of s seeds with replacement, and their probabilities; n at random of more than six seeds"
+    if s > 6:
+        return np.random.default_rng(0).integers(s, size=(n, s)), np.full(n, 1 / n)
+    seeds = np.array(list(combinations_with_replacement(range(s), s)))
+    ways = [math.factorial(s) / math.prod(map(math.factorial, np.bincount(row))) for row in seeds]
+    return seeds, np.array(ways) / s**s
 
 # %% ../../nbs/studies/20_rates.ipynb #40561e58
 def best_at_end(
@@ -62,9 +74,9 @@ def best_at_end(
     tried: list,  # Numbers of all rates that were tried; one that diverged has no scores
 ) -> int:  # -1: the lowest, 1: the highest, 0: none of them
     "Tell whether the best rate is the last one that was tried, and none further inside is tied with it"
-    if len(tried) < 2 or not scores:
+    rates = [r for r in sorted(scores) if r in tried]
+    if len(tried) < 2 or not rates:
         return 0
-    rates = sorted(scores)
     tied = tied_with_best(np.array([scores[r] for r in rates]))
     best = [r for r, t in zip(rates, tied) if t]
     return -1 if best == [min(tried)] else 1 if best == [max(tried)] else 0

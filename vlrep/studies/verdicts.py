@@ -89,7 +89,8 @@ class AtRates:
     common: dict = field(default_factory=dict)  # Rate, as text -> `Difference` there, where both learned
     # Side that must learn -> points above its floor: of the run that learned least, and on average at the question
     gains: dict = field(default_factory=dict)
-    few: tuple = ()  # Sides that were trained at fewer than three rates
+    trained: tuple = ()  # Sides that were trained, and must have learned
+    few: tuple = ()  # Sides that were trained at fewer than three rates, or have scores of one alone
     at_end: tuple = ()  # Sides whose best rate is the lowest or the highest that was tried
 
 
@@ -110,8 +111,8 @@ def rate_verdict(
     "Judge a claim by all the rates at which it was measured"
     at_best = verdict(found.own.diff, found.own.half, direction, margin)
     if found.few:
-        return f'few rates ({", ".join(found.few)}: fewer than three, {_interval(found.own)})'
-    if found.gains and len(found.own.each) < 3:
+        return f'few rates ({", ".join(found.few)}: {_interval(found.own)})'
+    if found.trained and len(found.own.each) < 3:
         return f'few seeds ({len(found.own.each)}: a rate is chosen by three or more, {_interval(found.own)})'
     low = [f'{side} {gain[0]:+.1f}' for side, gain in found.gains.items() if gain[0] < min_gain]
     if low:
