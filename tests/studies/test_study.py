@@ -379,25 +379,15 @@ def test_a_variant_starts_from_the_run_of_another_one(tmp_path, monkeypatch):
 
 # ---------------------------------------------------------------- pretrained once, fine-tuned on tasks
 
-SOURCES = """
+DATA = STUDY[STUDY.index('[data]') : STUDY.index('[rates]')]
+SOURCES = f"""
 name = 'sources'
 seeds = [0, 1]
 equal = ['images']
 precision = 'bf16'
 
-[data]
-name = 'world'
-scenes = 64
-valid = 16
-probe = 60
-probe_held = 40
-test = 60
-shown = 8
-point = 0
-draws = 20
-baselines = false
-
-[finetune]
+{DATA}"""
+SOURCES += """[finetune]
 tasks = ['mm_imdb']
 modes = ['full', 'frozen']
 changes = {steps = 4, bs = 16, every = 2, warmup = 1, scenes = 24, valid = 8, test = 16}
