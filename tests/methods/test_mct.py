@@ -345,7 +345,8 @@ def test_a_small_bert_as_text_encoder_learns_on_and_opens(tmp_path, monkeypatch)
     torch.testing.assert_close(got, want)
 
 
-def test_a_run_is_opened_without_the_folder_of_its_bert(tmp_path):
+@pytest.mark.parametrize('weights', ['pretrained', 'random'])
+def test_a_run_is_opened_without_the_folder_of_its_bert(tmp_path, weights):
     "Its weights are in the run, and its sizes in recipe.json"
     import shutil
 
@@ -355,7 +356,7 @@ def test_a_run_is_opened_without_the_folder_of_its_bert(tmp_path):
     tokenizer = material('mct')[3]
     folder = tmp_path / 'bert'
     save_bert(Bert(replace(small_config(tokenizer, 32, 1), heads=4, eps=1e-6), 3), folder, tokenizer)
-    run = tiny(tmp_path / 'run', text=folder, max_len=20)
+    run = tiny(tmp_path / 'run', text=folder, text_weights=weights, max_len=20)
     assert open_run_folder(run).info['sizes']['bert'].items() >= dict(width=32, depth=1, heads=4, eps=1e-6).items()
 
     def embed():

@@ -67,11 +67,12 @@ UNKNOWN = '<unk>'
 def answer_vocabulary(
     answers: 'Iterable[list]',  # Of each training question, what people answered
     size: int = 3129,  # How many answers at the most, `<unk>` included (VQA 2.0: 3129, VizWiz: 7371)
-) -> list:  # `<unk>`, then answers by how many people gave them; equals in the order of the alphabet
-    "List `<unk>` and the most frequent answers"
+) -> list:  # `<unk>`, then answers by their number of questions; equals in the order of the alphabet
+    "List `<unk>` and the answers that are the most frequent one of most questions; of equally frequent ones the first"
     if size < 2:
         raise ValueError(f'size={size}: at least 2, one answer beside {UNKNOWN}')
-    count = Counter(a for l in answers for a in map(normalise_answer, l) if a)
+    by_question = (Counter(filter(None, map(normalise_answer, l))).most_common(1) for l in answers)
+    count = Counter(answer for best in by_question for answer, _ in best)
     if not count:
         raise ValueError('answers: not a single one to learn from')
     return [UNKNOWN, *sorted(count, key=lambda a: (-count[a], a))[: size - 1]]

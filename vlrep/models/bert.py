@@ -508,6 +508,7 @@ def make_bert(
     *,
     config: BertConfig = None,  # Sizes of scratch and small; by default `small_config`
     plan: SmallBertPlan = SmallBertPlan(),  # Training hyperparameters of small
+    pretrained: bool = True,  # Load the weights of a named BERT? Else its sizes alone are read, and all is random
     pooler: bool = True,  # With `pooled`? Where the file has no pooler it begins at random
     mlm: bool = True,  # With `mlm_logits`?
     log: callable = print,  # Called with what was opened or trained; None for no message
@@ -525,6 +526,9 @@ def make_bert(
     else:
         if config is not None:
             raise ValueError(f'config: {name} has its own sizes; config is for scratch and small')
-        bert = load_bert(name, pooler=pooler, mlm=mlm, fresh=['pooler'], seed=seed, log=log)
+        if pretrained:
+            bert = load_bert(name, pooler=pooler, mlm=mlm, fresh=['pooler'], seed=seed, log=log)
+        else:
+            bert = Bert(bert_config(name), seed, pooler=pooler, mlm=mlm)
         _check_vocab(bert.config, tokenizer, name)
     return bert.train()

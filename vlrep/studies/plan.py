@@ -33,7 +33,7 @@ SCORES = dict(
     table=('objects', 'seen objects', 'unseen objects', 'color', 'setting', 'number', 'cell'),
     where=('pointing', 'overlap', 'pointing, shifted', 'overlap, shifted'),
     masked_words=('masked word', 'masked word, five guesses'),  # Tasks on scenes, by table
-    zeroshot=('unseen, of all', 'unseen, of unseen', 'seen, of all', 'harmonic mean'),
+    zeroshot=('seen and unseen, of all', 'unseen, of all', 'unseen, of unseen', 'seen, of all', 'harmonic mean'),
 )
 # Rows beside the model's own: @random, ...
 BASELINE_ROWS = dict(

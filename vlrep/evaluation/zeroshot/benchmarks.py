@@ -7,14 +7,15 @@ __all__ = ['ZeroShotBenchmark', 'unit_rows', 'read_cub', 'read_awa2', 'world_att
 
 # %% ../../../nbs/evaluation/zeroshot/20_benchmarks.ipynb #54fe4364
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import numpy as np
+from scipy.io import loadmat
 
 from ...core.files import FilePath
 from ...core.seeding import rng
 from ...core.text_files import text_lines
-from ...data.image_files import find_files, some_of
+from ...data.image_files import find_files, leave_out, some_of
 from ...data.records import ImageFileDataset, ImageTextDataset, Record
 from ...datasets.image_folder import read_folder
 from ...datasets.world.dataset import world
@@ -35,6 +36,7 @@ class ZeroShotBenchmark:
     classes: tuple  # Names of the classes
     attributes: np.ndarray  # A vector of length 1 for each class (k,d) float32
     unseen: np.ndarray  # Which classes have no training image (k,) bool
+    split: np.ndarray = None  # The published split: train, test or '' for each image (n,); None: drawn by `parts`
 
     def __post_init__(self):
         lost = [self.classes[j] for j in range(len(self.classes)) if not (self.label == j).any()]
@@ -45,9 +47,15 @@ class ZeroShotBenchmark:
                 f'{self.name}: {int(self.unseen.sum())} of {len(self.unseen)} classes are unseen: '
                 f'expected some, but not all'
             )
+        if self.split is not None and (self.unseen[self.label] & (self.split == 'train')).any():
+            raise ValueError(f'{self.name}: the published split has training images of unseen classes')
 
     def parts(self) -> dict:  # Rows
         "Split the rows: `train` and `validation` of seen classes, `test` of unseen ones; independent of any seed"
+        if self.split is not None:
+            new = self.unseen[self.label]
+            rows = dict(train=self.split == 'train', validation=self.split == 'test', test=self.split == 'test')
+            return {k: np.flatnonzero(v & (new if k == 'test' else ~new)) for k, v in rows.items()}
         train = []
         validation = []
         for j in np.flatnonzero(~self.unseen):
@@ -126,6 +134,36 @@ def _class_mask(path, classes):
     return out
 
 # %% ../../../nbs/evaluation/zeroshot/20_benchmarks.ipynb #6e900c20
+def _published_split(root, names, max_corrupt):
+    "Read the split of Xian and others (2018): train, test or '' for each image; None if its two files are not there"
+    split_file, index_file = (root / f for f in ('att_splits.mat', 'res101.mat'))
+    if not split_file.is_file():
+        return None
+    subsets = dict(trainval_loc='train', test_seen_loc='test', test_unseen_loc='test')
+    places = _matlab(split_file, tuple(subsets))
+    files = ['/'.join(PurePosixPath(f).parts[-2:]) for f in _matlab(index_file, ('image_files',))['image_files']]
+    row = {n: i for i, n in enumerate(names)}
+    leave_out(index_file, 'images are not in the folder', [f for f in files if f not in row], len(files), max_corrupt)
+    out = np.full(len(names), '', '<U5')
+    for subset, part in subsets.items():
+        at = np.atleast_1d(places[subset]).astype(int)
+        if at.min() < 1 or at.max() > len(files):
+            raise ValueError(f'{split_file}: {subset} has numbers outside 1 to {len(files)}, the rows of {index_file}')
+        out[[row[files[i - 1]] for i in at if files[i - 1] in row]] = part
+    return out
+
+
+def _matlab(path, names):
+    "Read some variables of a MATLAB file; a `ValueError` if it is missing, damaged or has none of that name"
+    try:
+        got = loadmat(path, variable_names=names, squeeze_me=True)
+    except Exception as e:  # whatever a damaged file makes scipy raise
+        raise ValueError(f'{path}: cannot be read as a MATLAB file: {e}') from None
+    if lost := [n for n in names if n not in got]:
+        raise ValueError(f'{path}: has no {some_of(lost)}; expected the file of the archive xlsa17')
+    return got
+
+
 def read_cub(
     root: FilePath = 'CUB_200_2011',  # The folder that holds images, attributes and the lists, and testclasses.txt
     size: int = 256,  # Images are fitted into squares of this side
@@ -164,14 +202,20 @@ def read_cub(
 
     images = ImageFileDataset([files[n] for n in names], size, 'CUB', ids=names, records=record)
     return ZeroShotBenchmark(
-        'cub', images, label, tuple(classes), unit_rows(_matrix(path, len(classes)), path), _class_mask(test, classes)
+        'cub',
+        images,
+        label,
+        tuple(classes),
+        unit_rows(_matrix(path, len(classes)), path),
+        _class_mask(test, classes),
+        _published_split(root, names, max_corrupt),
     )
 
 # %% ../../../nbs/evaluation/zeroshot/20_benchmarks.ipynb #3d653253
 def read_awa2(
     root: FilePath = 'Animals_with_Attributes2',  # The folder that holds JPEGImages, the lists and the matrix
     size: int = 256,  # Images are fitted into squares of this side
-    max_corrupt: int | float | str = None,  # Not used: the folders say which images there are
+    max_corrupt: int | float | str = None,  # How many images of the published split may be missing, see `corrupt_limit`
 ) -> ZeroShotBenchmark:
     "Read Animals with Attributes 2; a `ValueError` names what is missing or wrong"
     root = Path(root)
@@ -186,7 +230,13 @@ def read_awa2(
         raise ValueError(f'{root}: {some_of(bad)} must be in one of trainclasses.txt and testclasses.txt')
     images = read_folder(root / 'JPEGImages', size, classes=classes)
     return ZeroShotBenchmark(
-        'awa2', images, images.labels['label'], tuple(classes), unit_rows(attributes.clip(min=0), path), unseen
+        'awa2',
+        images,
+        images.labels['label'],
+        tuple(classes),
+        unit_rows(attributes.clip(min=0), path),
+        unseen,
+        _published_split(root, images.ids, max_corrupt),
     )
 
 # %% ../../../nbs/evaluation/zeroshot/20_benchmarks.ipynb #16c916c6

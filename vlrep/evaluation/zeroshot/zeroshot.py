@@ -94,7 +94,7 @@ def zeroshot_rows(
     seed: int = 0,  # Of the bootstrap
     keep: int = 0,  # As for `transfer_table`
 ) -> list:  # Rows as those of `transfer_table`, in percent
-    "Score unseen classes among all and among themselves, seen ones among all, and the harmonic mean of both"
+    "Score all test images, unseen classes among all and among themselves, seen ones, and the harmonic mean of both"
     label = bench.label[hits['rows']]
     new = bench.unseen[label]
     k = bench.unseen.sum()
@@ -115,6 +115,7 @@ def zeroshot_rows(
 
     all_of = 1 / len(bench.classes)
     scores = {
+        'seen and unseen, of all': (mean(hits['all'], np.ones(len(new))), len(new), all_of),
         'unseen, of all': (unseen, new.sum(), all_of),
         'unseen, of unseen': (alone, new.sum(), 1 / k),
         'seen, of all': (seen, (~new).sum(), all_of),
@@ -162,14 +163,17 @@ def evaluate_zeroshot(
         bench = _open_benchmark(context, benchmark)
     images = readable(bench.images, context.log, context.max_corrupt)
     if images is not bench.images:
-        label = dict(zip(bench.images.ids, bench.label))
-        bench = replace(bench, images=images, label=np.array([label[i] for i in images.ids]))
+        row = {name: i for i, name in enumerate(bench.images.ids)}
+        keep = [row[name] for name in images.ids]
+        split = None if bench.split is None else bench.split[keep]
+        bench = replace(bench, images=images, label=bench.label[keep], split=split)
     splits = bench.parts()
     counts = {k: len(v) for k, v in splits.items()}
     context.log(
         f'{benchmark}: {int((~bench.unseen).sum())} seen and {int(bench.unseen.sum())} unseen classes, '
         f'{bench.attributes.shape[1]} attributes; {counts["train"]:,} training images, '
         f'{counts["validation"]:,} of seen and {counts["test"]:,} of unseen classes'
+        f'{"" if bench.split is None else " (the published split)"}'
     )
     nets = backbones_to_probe(context, images.subset(splits['train']))
     return _compare(nets, bench, context.model.view.size, context.seed, average=average)

@@ -154,7 +154,7 @@ def mct_build_inputs(
     dls: DataLoaders,  # From `loaders`
     seed: int,  # Of a small BERT
 ) -> dict:  # `text`, a BERT; `idf` for a word head
-    "Load or train a BERT, and compute how rare words are, as far as the recipe needs them"
+    "Load or train a BERT, or draw its weights, and compute how rare words are, as far as the recipe needs them"
     r = recipe
     loader = dls.train
     inputs = {}
@@ -162,7 +162,8 @@ def mct_build_inputs(
         TokenIds.of(loader.tokenizer, 'MCT')
     if r.reads and r.text != 'scratch':
         config = small_config(loader.tokenizer, max_len=max(128, r.max_len)) if r.text == 'small' else None
-        inputs['text'] = make_bert(r.text, loader.source, loader.tokenizer, seed, config=config, mlm=False, log=None)
+        kw = dict(config=config, pretrained=r.text_weights == 'pretrained', mlm=False, log=None)
+        inputs['text'] = make_bert(r.text, loader.source, loader.tokenizer, seed, **kw)
     if r.word_weight:
         inputs['idf'] = loader_idf(loader)
     return inputs
