@@ -120,7 +120,7 @@ def judge_studies(
 ) -> list:  # Of each study a list of dicts as `judge` and `correct` give them, with `unstable` and `added`
     """Judge all comparisons of some studies by the lines that they have so far, as one family for Holm's correction
 
-    One that was not run, or cannot be judged, has no numbers: its verdict says why
+    One that was not run, or cannot be judged, has no numbers: its verdict says why, and it counts as not found
     """
     out = []
     for study, lines in studies:

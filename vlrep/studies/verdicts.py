@@ -69,15 +69,15 @@ def holm(
 def needed_seeds(
     d: Difference,  # The observed difference
     size: float,  # The difference that should be resolved
+    level: float = 0.05,  # Of the interval that must exclude zero
     max_seeds: int = 10**4,  # More are not counted
 ) -> float:  # A whole number from 2; infinite if no number of seeds is enough, or more than `max_seeds`
     "Count the seeds that would resolve a difference of this size, with the observed spreads over seeds and scenes"
     if not size > 0:
         raise ValueError(f'size={size}: must be above 0')
-    if 1.96 * d.s_scene >= size:
-        return math.inf
     s = np.arange(2, max_seeds + 1)
-    half = np.hypot(stats.t.ppf(0.975, s - 1) * d.s_seed / np.sqrt(s), 1.96 * d.s_scene)
+    t, z = stats.t.isf(level / 2, s - 1), stats.norm.isf(level / 2)
+    half = np.hypot(t * d.s_seed / np.sqrt(s), z * d.s_scene)
     return int(s[np.argmax(half < size)]) if (half < size).any() else math.inf
 
 # %% ../../nbs/studies/30_verdicts.ipynb #7d1f0a32
@@ -138,7 +138,7 @@ def judge(
     measured: list,  # Of each `AtRates`, or a text: why there is nothing
     margin: float = 0.0,  # Of the comparisons that have none of their own
     min_gain: float = 0.0,  # As for `rate_verdict`
-) -> list:  # Dicts: the fields of the comparison and of its difference, `common`, `gains`, `p`, `verdict`, `needed`
+) -> list:  # Dicts: the fields of the comparison and of its difference, `common`, `gains`, `p`, `verdict`
     "Judge comparisons, each by itself; one for which nothing was measured has no numbers, and the text as its verdict"
     rows = []
     for c, found in zip(comparisons, measured, strict=True):
@@ -148,12 +148,10 @@ def judge(
             row['verdict'] = found
             continue
         tie = 0.0 if c.direction else row['margin']
-        size = c.size if c.direction else tie  # a tie: so narrow that none fits in the margin
         row |= found.own._asdict()
         row['common'] = found.common
         row['gains'] = found.gains
         row['p'] = max(p_value(d, tie) for d in (found.own, *found.common.values()))
-        row['needed'] = needed_seeds(found.own, size) if size else None
         row['verdict'] = rate_verdict(found, c.direction, row['margin'], min_gain)
     return rows
 
@@ -161,11 +159,19 @@ def judge(
 def correct(
     rows: list,  # From `judge`, all that are printed together; those with `added` form a family of their own
 ) -> None:
-    "Add `holm` and `corrected`, the verdict after Holm's correction, to all rows that have a difference"
+    """Add `holm`, `corrected`, the verdict after Holm's correction, and `needed`, seeds, to rows that have a difference
+
+    Comparisons that were not run, or cannot be judged, count as not found, so that no later run takes a verdict back
+    """
     for late in (False, True):
-        family = [r for r in rows if 'p' in r and bool(r.get('added')) == late]
-        for row, p in zip(family, holm([r['p'] for r in family])):
-            row |= dict(holm=p, corrected=row['verdict'])
+        family = [r for r in rows if bool(r.get('added')) == late]
+        for row, p in zip(family, holm([r.get('p', 1.0) for r in family])):
+            if 'p' not in row:
+                continue
+            size = row['size'] if row['direction'] else row['margin']  # a tie: so narrow that none fits in the margin
+            own = Difference(*(row[k] for k in Difference._fields))
+            needed = needed_seeds(own, size, 0.05 / len(family)) if size else None
+            row |= dict(holm=p, corrected=row['verdict'], needed=needed)
             if p >= 0.05 and row['verdict'].startswith(('replicates', 'reversed', 'different')):
                 digits = 3 if f'{p:.2f}' == '0.05' else 2  # .054 is not .05
                 row['corrected'] = f'not resolved (p = {p:.{digits}f})'
