@@ -94,7 +94,7 @@ def cheap_figures():
     from matplotlib_inline.config import InlineBackend
 
     FigureCanvasAgg.draw_idle = lambda self, *args, **kw: None
-    InlineBackend.instance().print_figure_kwargs = dict(bbox_inches='tight', pil_kwargs=dict(compress_level=1))
+    InlineBackend.instance().print_figure_kwargs = dict(bbox_inches=None, pil_kwargs=dict(compress_level=1))
 
 
 def check_stubs():

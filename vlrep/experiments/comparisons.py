@@ -8,6 +8,7 @@ __all__ = ['pack_draws', 'unpack_draws', 'read_lines', 'changes_of', 't975', 'Di
 
 # %% ../../nbs/experiments/60_comparisons.ipynb #8b457ae4
 import base64
+import functools
 import json
 import math
 from typing import NamedTuple
@@ -80,6 +81,7 @@ def changes_of(
     return [f'{k}={text(v)}' for k, v in had.items() if k not in now or v != now[k]]
 
 # %% ../../nbs/experiments/60_comparisons.ipynb #0f16f602
+@functools.lru_cache
 def t975(
     df: int,  # Degrees of freedom: the number of seeds minus one, at least 1
 ) -> float:

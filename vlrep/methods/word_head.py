@@ -6,6 +6,8 @@
 __all__ = ['words_in', 'idf', 'idf_weights', 'BagOfWordsHead', 'loader_idf', 'word_loss', 'word_term']
 
 # %% ../../nbs/methods/07_word_head.ipynb #e3445623
+from collections import Counter
+
 import torch
 import torch.nn as nn
 from torch import Tensor
@@ -35,10 +37,11 @@ def idf(
     "Inverse document frequency of each token: log(N/(1+df)), but not below 0"
     texts = list(texts)
     texts = texts[:: max(1, -(-len(texts) // maximum))]
-    df = torch.zeros(len(tokenizer))
+    df = Counter()
     for i in range(0, len(texts), 1000):
         for ids in tokenizer.encode(texts[i : i + 1000], 1 << 30):
-            df[list(set(ids))] += 1
+            df.update(set(ids))
+    df = torch.tensor([df[i] for i in range(len(tokenizer))], dtype=torch.float32)
     idf = (len(texts) / (1 + df)).log().clamp(min=0)
     idf[:first] = 0
     return idf

@@ -7,6 +7,8 @@ __all__ = ['average_precision', 'mean_ap', 'correct', 'top1', 'chance_ap', 'chan
            'caption_nouns']
 
 # %% ../../nbs/metrics/10_ranking.ipynb #95bd98f2
+import functools
+
 import numpy as np
 
 from ..core.seeding import rng
@@ -131,6 +133,12 @@ def chance_top1(
     return float((test == seen[n.argmax()]).mean())
 
 # %% ../../nbs/metrics/10_ranking.ipynb #2ab45858
+@functools.lru_cache(2)
+def _counts(n, draws, seed):
+    "Of `draw_counts`, kept: the questions of a table resample the same items"
+    return rng(seed, 'bootstrap', n, draws).multinomial(n, np.full(n, 1 / n), size=draws).astype(np.uint32)
+
+
 def draw_counts(
     n: int,  # Number of items
     draws: int = 500,  # Number of bootstrap resamples
@@ -139,7 +147,7 @@ def draw_counts(
     "Bootstrap: resample the test items with replacement, as many as there are"
     if n < 1 or draws < 1:
         raise ValueError(f'n={n}, draws={draws}: at least 1 item and 1 draw are needed')
-    return rng(seed, 'bootstrap', n, draws).multinomial(n, np.full(n, 1 / n), size=draws).astype(float)
+    return _counts(n, draws, seed).astype(float)
 
 
 def bootstrap(
