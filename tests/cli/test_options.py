@@ -34,6 +34,8 @@ SMALL = [
     'steps=2',
     'warmup=1',
     'bs=8',
+    'bert_steps=20',
+    'region_steps=20',
 ]
 
 

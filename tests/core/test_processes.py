@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from ranks import QUICK, TAGS
-from tools import SIZES, sets
+from ranks import TAGS
+from tools import QUICK, SIZES, sets
 
 from vlrep.data.records import ImageFileDataset
 from vlrep.training.run_folder import Run, open_run_folder

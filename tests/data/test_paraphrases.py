@@ -3,6 +3,7 @@
 The file and its reader are checked in nbs/data/55_paraphrases.
 """
 
+import functools
 import json
 
 import pytest
@@ -60,6 +61,7 @@ def at(tmp_path_factory):
         )
         model = transformers.MarianMTModel(config)
         model.final_logits_bias[0, 0] = 4.0  # so that a sentence ends
+        model.generation_config.update(num_beams=2, early_stopping=True)
         model.save_pretrained(folder)
     return at
 
@@ -97,9 +99,13 @@ def test_paraphrases_are_those_of_the_marian_models(at, whole):
     assert [l['caption'] for l in lines] == [' '.join(c.split()) for c in CAPTIONS[:10]]
     assert all(l['caption_index'] == i % 5 for i, l in enumerate(lines))
 
-    def translate(pair, text):
+    @functools.cache
+    def opened(pair):
         tokenizer = transformers.MarianTokenizer.from_pretrained(at / pair)
-        model = transformers.MarianMTModel.from_pretrained(at / pair).eval()
+        return tokenizer, transformers.MarianMTModel.from_pretrained(at / pair).eval()
+
+    def translate(pair, text):
+        tokenizer, model = opened(pair)
         out = model.generate(**tokenizer([text], return_tensors='pt'), num_beams=2, do_sample=False, max_new_tokens=128)
         return tokenizer.decode(out[0], skip_special_tokens=True)
 

@@ -65,7 +65,7 @@ def begun(a, b):
 def folder(tmp_path_factory):
     "The first stage, with either network, which has learned for two steps"
     d = tmp_path_factory.mktemp('chain')
-    vlrep(d, *(words('rotnet', f'{k}-rotnet', *net, seed=0) for k, net in NETS.items()))
+    vlrep(d, *(words('rotnet', f'{k}-rotnet', *net, seed=0) for k, net in NETS.items()), quick=True)
     return d
 
 
@@ -96,6 +96,7 @@ def test_each_run_begins_with_the_backbone_of_the_one_before(folder, net):
             'steps=2',
             '--dry-run',
         ],
+        quick=True,
     )
     first, second = (backbone(run(n)) for n in ('rotnet', 'tags'))
     assert all(begun(backbone(run(n)), first) for n in ('still', 'file')) and not begun(second, first)
@@ -113,7 +114,7 @@ def test_a_resumed_run_needs_no_source_but_to_begin_anew(folder, net):
     source = folder / f'{net}-source'
     out = folder / f'{net}-stopped'
     shutil.copytree(folder / f'{net}-rotnet', source)
-    vlrep(folder, words('tag_prediction', out.name, '--weights', source.name, '--save-every', '1', steps=4))
+    vlrep(folder, words('tag_prediction', out.name, '--weights', source.name, '--save-every', '1', steps=4), quick=True)
     whole = open_run_folder(out).weights('last')
 
     def stopped():
@@ -127,7 +128,7 @@ def test_a_resumed_run_needs_no_source_but_to_begin_anew(folder, net):
     assert 'has changed since' in vlrep(folder, [*resume, '--at', '0'], codes=[2])[0]
     shutil.rmtree(source)
     assert 'model.safetensors: no such file' in vlrep(folder, [*resume, '--at', '0'], codes=[2])[0]
-    vlrep(folder, [*resume, '--at', '2'])
+    vlrep(folder, [*resume, '--at', '2'], quick=True)
     assert same_tensors(open_run_folder(out).weights('last'), whole)
 
 

@@ -14,7 +14,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from learning import Case, check_by_heart, check_falls, material
+from learning import Case, check_by_heart, check_falls, learns_by_heart, material
 from paths import ROOT
 from project import MODULES, public
 
@@ -26,7 +26,6 @@ from vlrep.evaluation.transfer import transfer_table
 from vlrep.experiments.baselines import train_on
 from vlrep.experiments.config import get_recipe, override_all
 from vlrep.experiments.options import tiny_changes
-from vlrep.experiments.sanity_checks import overfit
 from vlrep.experiments.splits import open_splits
 from vlrep.methods.base import METHODS, Method
 from vlrep.methods.learner import make_learner
@@ -155,9 +154,9 @@ def test_every_parameter_learns_in_one_group(case):
 
 def test_first_weights_depend_on_the_seed_alone(case):
     torch.manual_seed(1)
-    a = case.fresh(seed=4).model.state_dict()
+    a = case.fresh(seed=0).model.state_dict()
     torch.manual_seed(2)
-    b = case.fresh(seed=4).model.state_dict()
+    b = case.fresh(seed=0).model.state_dict()
     c = case.fresh(seed=5).model.state_dict()
     assert all(torch.equal(a[k], b[k]) for k in a) and any(not torch.equal(a[k], c[k]) for k in a)
 
@@ -202,7 +201,7 @@ def test_a_model_saved_and_loaded_answers_the_same(case, tmp_path):
         run.save('best', case.learn.model.state_dict(), dict(step=case.recipe.steps))
     m = vlrep.load(tmp_path / 'run')
     want = case.answer(case.learn.model)
-    fresh = case.fresh(seed=9).model
+    fresh = case.fresh(seed=5).model
     fresh.load_state_dict(open_run_folder(tmp_path / 'run').weights())
     got = case.answer(fresh)
     assert list(got) == list(want) and all(torch.equal(got[k], want[k]) for k in want)
@@ -240,21 +239,8 @@ def test_measuring_transfer_leaves_the_backbone_as_it_is(case):
 
 def test_a_batch_is_learned_by_heart(case):
     check_by_heart(case.name)
-    method, recipe, splits, tokenizer = material(case.name)
-    lines = []
-    wild = {k: 1e4 for k in ('lr', 'cnn_lr') if hasattr(recipe, k)}
-    assert (
-        not overfit(
-            method,
-            dataclasses.replace(recipe, **wild),
-            splits,
-            tokenizer=tokenizer,
-            precision='fp32',
-            log=lines.append,
-            steps=30,
-        )
-        and 'failed' in lines[-1]
-    )
+    done, said = learns_by_heart(case.name, 10, lr=1e4, cnn_lr=1e4)
+    assert not done and 'failed' in said
 
 
 # ---------------------------------------------------------------- a model is built without its data

@@ -79,16 +79,22 @@ def check_falls(case):
     check_learning(f'{case.name}: fall of the loss in 60 steps', case.before - after, 0.02 * case.before)
 
 
-def check_by_heart(name, seed=0, precision='fp32', maximum=600):
-    "Sixteen images are overfitted"
+def learns_by_heart(name, steps, seed=0, precision='fp32', **changes):
+    "Overfit a few images, sixteen where a BERT has to learn from their captions; did it work, and what was said?"
     method, recipe, splits, tokenizer = material(name)
-    recipe = dataclasses.replace(recipe, **{k: v for k, v in dict(width=64, heads=4).items() if hasattr(recipe, k)})
+    changes = {k: v for k, v in dict(width=64, heads=4, **changes).items() if hasattr(recipe, k)}
+    recipe = dataclasses.replace(recipe, **changes)
+    n = 16 if hasattr(recipe, 'bert_steps') else 8
     lines = []
-    done = overfit(
-        method, recipe, splits, tokenizer=tokenizer, seed=seed, precision=precision, log=lines.append, steps=maximum
-    )
-    steps = int(re.search(r'in (\d+) steps', lines[-1])[1]) if done else float('inf')
-    check_learning(f'{name}: steps there were for 16 images, times those needed', maximum / steps, 1.0)
+    kw = dict(tokenizer=tokenizer, seed=seed, precision=precision, log=lines.append, n=n, steps=steps)
+    return overfit(method, recipe, splits, **kw), lines[-1]
+
+
+def check_by_heart(name, seed=0, precision='fp32', maximum=600):
+    "A few images are overfitted"
+    done, said = learns_by_heart(name, maximum, seed, precision)
+    steps = int(re.search(r'in (\d+) steps', said)[1]) if done else float('inf')
+    check_learning(f'{name}: steps there were for a few images, times those needed', maximum / steps, 1.0)
 
 
 def falls(seed, precision):

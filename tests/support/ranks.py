@@ -26,14 +26,6 @@ def last(rank):
     return rank['err'].strip().splitlines()[-1]
 
 
-# what comes after training, made short
-QUICK = """
-import vlrep.experiments.pretrain as c
-c.measure = lambda run, recipe, options, dataset, learn, **kw: (dict(steps=learn.train_state.step), [])
-c.write_report = lambda run: (run/'report.html').write_text('<html></html>') and run/'report.html'
-"""
-
-
 def run_ranks(cwd, runs):
     "What became of each of these runs of `forked_ranks.py`"
     (cwd / 'runs.json').write_text(json.dumps(runs))

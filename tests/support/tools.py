@@ -179,6 +179,13 @@ def refused(capsys, *words, code=2):
     return err
 
 
+# what comes after training, made short
+QUICK = """
+import vlrep.experiments.pretrain as c
+c.measure = lambda run, recipe, options, dataset, learn, **kw: (dict(steps=learn.train_state.step), [])
+c.write_report = lambda run: (run/'report.html').write_text('<html></html>') and run/'report.html'
+"""
+
 RUN = """
 import json, sys
 from vlrep.cli import main
@@ -193,10 +200,13 @@ print(json.dumps(codes))
 """
 
 
-def vlrep(folder, *commands, codes=None):
-    "Commands in `folder`, one after the other in a process of their own; what each printed"
+def vlrep(folder, *commands, codes=None, quick=False):
+    """Commands in `folder`, one after the other in a process of their own; what each printed
+
+    `quick`: what comes after training is short, for tests that look at weights alone
+    """
     words = [list(map(str, c)) for c in commands]
-    p = forked.run(RUN, [json.dumps(words)], folder)
+    p = forked.run(QUICK * quick + RUN, [json.dumps(words)], folder)
     *out, got = p.stdout.split('----\n')
     text = [a + b for a, b in zip(out, p.stderr.split('----\n'))]
     assert p.returncode == 0 and json.loads(got) == (codes or [0] * len(words)), p.stdout[-2000:] + p.stderr[-2000:]

@@ -17,7 +17,7 @@ from vlrep.training.checkpoint import Checkpointer
 from vlrep.training.interrupts import TrainingInterrupted
 from vlrep.training.run_folder import Run, open_run_folder
 
-JOB = [*SIZES, 'vocab=300', 'size=32', 'steps=160', 'baselines=False', *NET]
+JOB = [*SIZES, 'vocab=300', 'size=32', 'steps=64', 'baselines=False', *NET]
 
 
 @pytest.fixture(scope='module')
@@ -51,7 +51,7 @@ def shot(undisturbed, tmp_path_factory):
     run = cwd / 'run'
     got = []
     begin = ['pretrain', '--threads', 1, '--seed', 5, '--save-every', 8, '--out', run, *sets(JOB)]
-    for after, sig, words in ((15, signal.SIGTERM, begin), (50, signal.SIGKILL, None), (90, signal.SIGINT, None)):
+    for after, sig, words in ((7, signal.SIGTERM, begin), (23, signal.SIGKILL, None), (39, signal.SIGINT, None)):
         got.append((*shoot(words or ['resume', run], cwd, run, after, sig), Run(run).saved()[-1]))
         if sig == signal.SIGTERM:
             shutil.copytree(run, cwd / 'stopped')
@@ -76,7 +76,7 @@ def test_a_killed_and_resumed_process_ends_in_the_same_bits(shot, undisturbed):
     x, y = (r.results()[-1]['numbers'] for r in (a, b))
     assert x['table'] == y['table'] and x['held_loss'] == y['held_loss'] and x['best_step'] == y['best_step']
     # said once, when it began
-    assert {'steps=160', 'size=32', 'scenes=200'} <= set(a.results()[-1]['changes'])
+    assert {'steps=64', 'size=32', 'scenes=200'} <= set(a.results()[-1]['changes'])
 
 
 OTHER = {
@@ -140,15 +140,15 @@ def test_a_signal_to_every_process_still_saves_a_checkpoint(tmp_path):
     assert open_run_folder(run).state()['step'] == int(err.split('after step ')[1].split(';')[0])
 
 
-def test_resume_as_another_run_is_inexact_on_request(shot, tmp_path):
+def test_resume_as_another_run_is_inexact_on_request(shot, quick, tmp_path):
     run = tmp_path / 'run'
     shutil.copytree(shot[0].parent / 'stopped', run)
     lines = []
-    resume_run(run, recorded_spec(run).changed(['bs=8', 'steps=180']), inexact=True, log=lines.append)
-    assert any('no longer exact' in s and 'bs: was 16, now 8' in s and 'steps: was 160, now 180' in s for s in lines)
+    resume_run(run, recorded_spec(run).changed(['bs=8', 'steps=40']), inexact=True, log=lines.append)
+    assert any('no longer exact' in s and 'bs: was 16, now 8' in s and 'steps: was 64, now 40' in s for s in lines)
     info = open_run_folder(run).info
-    assert info['recipe']['bs'] == 8 and len(info['inexact']) == 2 and open_run_folder(run).state()['step'] == 180
-    assert open_run_folder(run).results()[-1]['numbers']['steps'] == 180
+    assert info['recipe']['bs'] == 8 and len(info['inexact']) == 2 and open_run_folder(run).state()['step'] == 40
+    assert open_run_folder(run).results()[-1]['numbers']['steps'] == 40
 
 
 def test_an_inexact_resume_as_another_model_is_refused(shot, tmp_path, capsys):
@@ -159,7 +159,7 @@ def test_an_inexact_resume_as_another_model_is_refused(shot, tmp_path, capsys):
     )
 
 
-def test_resume_from_an_earlier_checkpoint_is_exact(shot, undisturbed, tmp_path, capsys):
+def test_resume_from_an_earlier_checkpoint_is_exact(shot, undisturbed, quick, tmp_path, capsys):
     run = tmp_path / 'run'
     shutil.copytree(shot[0].parent / 'stopped', run)
     *early, new = Run(run).saved()

@@ -7,8 +7,8 @@ import time
 
 import forked
 import pytest
-from ranks import QUICK, TAGS, codes, free_port, last, run_ranks
-from tools import sets
+from ranks import TAGS, codes, free_port, last, run_ranks
+from tools import QUICK, sets
 
 from vlrep.training.run_folder import open_run_folder
 

@@ -6,6 +6,8 @@
 __all__ = ['join_pieces', 'render_model_input', 'word_maps', 'shared_part', 'larger_image', 'near_samples', 'word_samples']
 
 # %% ../../nbs/evaluation/55_samples.ipynb #f84da1ee
+import functools
+
 import numpy as np
 import torch
 from PIL import Image
@@ -79,6 +81,11 @@ def shared_part(
     return float(100 * both[some].mean()) if some.any() else float('nan')
 
 
+@functools.lru_cache(64)
+def _redrawn(redraw, row):
+    return redraw(row, 192).load()
+
+
 def larger_image(
     dataset: ImageTextDataset,  # The network's images
     data: str,  # Their name in `DATASETS`
@@ -86,7 +93,7 @@ def larger_image(
 ) -> Image.Image:
     "Draw an image for the report, larger than the network's input where the dataset can be redrawn"
     redraw = DATASETS[data].redraw
-    return redraw(row, 192).load() if redraw else dataset[row].load()
+    return _redrawn(redraw, int(row)) if redraw else dataset[row].load()
 
 
 def near_samples(

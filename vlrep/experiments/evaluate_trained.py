@@ -7,6 +7,7 @@ __all__ = ['baseline_facts', 'measure']
 
 # %% ../../nbs/experiments/40_evaluate_trained.ipynb #d9c9ff5b
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 from ..core.progress import Stages
@@ -14,7 +15,7 @@ from ..data.duplicates import duplicates
 from ..data.subsets import readable
 from ..datasets.base import DATASETS
 from ..evaluation.base import EVALUATIONS, EvaluationContext
-from ..evaluation.samples import near_samples
+from ..evaluation.samples import larger_image, near_samples
 from .baselines import supervised_recipe, train_baselines
 from ..methods.base import METHODS
 from ..methods.recipe import MethodRecipe
@@ -146,8 +147,7 @@ def _neighbours(context, before, run, maximum=1000):
     if not before:
         some = _still(splits['train'].subset(range(min(len(splits['train']), 2000))), 'training', 1, run.path, str)
         before = bn_statistics(initial_backbone(recipe, info.get('backbone'), seed=info['seed']), some, recipe.size)
-    draw = DATASETS[info['data']['name']].redraw
-    show = (lambda r: draw(r, 192).load()) if draw else None
+    show = partial(larger_image, few, info['data']['name'])
     return dict(
         neighbours=near_samples(
             {'before training': before, 'after': m.backbone}, few, m.view.size, seed=info['seed'], show=show
