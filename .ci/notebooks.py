@@ -6,6 +6,7 @@
                            their outputs
 """
 
+import gc
 import importlib
 import json
 import os
@@ -86,6 +87,7 @@ def preload():
         pass  # a notebook that imports what is broken says so, and only such a one fails
     finally:
         sys.path.remove(str(ROOT))
+    gc.freeze()  # garbage is not looked for in what stays anyway
 
 
 def cheap_figures():

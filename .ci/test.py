@@ -215,7 +215,7 @@ import os
 from vlrep.datasets.world.dataset import world
 other = os.fork()
 if other: jobs = [('train', 3000, 32, False), ('train', 1500, 48, False, 'narrative')]
-else: jobs = [('valid', 200, 32, False), ('test', 600, 32, False), ('train', 1000, 32, True), ('valid', 500, 32, True),
+else: jobs = [('valid', 200, 32, False), ('test', 1000, 32, False), ('train', 1000, 32, True), ('valid', 500, 32, True),
               ('test', 800, 32, True), ('train', 1200, 48, False), ('valid', 300, 48, False), ('test', 300, 48, False),
               ('train', 400, 96, False, 'narrative')]
 for split,n,size,shifted,*more in jobs: world(split, n, size, shifted, workers=1, with_=more)
