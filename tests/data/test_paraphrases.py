@@ -115,7 +115,9 @@ def test_paraphrases_are_those_of_the_marian_models(at, whole):
 
     def translate(pair, text):
         tokenizer, model = opened(pair)
-        out = model.generate(**tokenizer([text], return_tensors='pt'), num_beams=2, do_sample=False, max_new_tokens=LONGEST)
+        out = model.generate(
+            **tokenizer([text], return_tensors='pt'), num_beams=2, do_sample=False, max_new_tokens=LONGEST
+        )
         return tokenizer.decode(out[0], skip_special_tokens=True)
 
     for l in lines[::4]:
