@@ -20,6 +20,16 @@ from vlrep.datasets.world.dataset import scene
 CAPTIONS = [c for i in range(4) for c in scene('train', i, size=16).captions]
 
 
+LONGEST = 24  # tokens: of gibberish, few sentences end by themselves
+
+
+@pytest.fixture(scope='module', autouse=True)
+def short():
+    with pytest.MonkeyPatch.context() as m:
+        m.setattr(MarianTranslator.__init__, '__kwdefaults__', dict(beams=4, max_len=LONGEST))
+        yield
+
+
 @pytest.fixture(scope='module')
 def at(tmp_path_factory):
     "Photos as a CSV, and four models: en-fr, fr-en, en-de, de-en"
@@ -61,7 +71,6 @@ def at(tmp_path_factory):
         )
         model = transformers.MarianMTModel(config)
         model.final_logits_bias[0, 0] = 4.0  # so that a sentence ends
-        model.generation_config.update(num_beams=2, early_stopping=True)
         model.save_pretrained(folder)
     return at
 
@@ -106,7 +115,9 @@ def test_paraphrases_are_those_of_the_marian_models(at, whole):
 
     def translate(pair, text):
         tokenizer, model = opened(pair)
-        out = model.generate(**tokenizer([text], return_tensors='pt'), num_beams=2, do_sample=False, max_new_tokens=128)
+        out = model.generate(
+            **tokenizer([text], return_tensors='pt'), num_beams=2, do_sample=False, max_new_tokens=LONGEST
+        )
         return tokenizer.decode(out[0], skip_special_tokens=True)
 
     for l in lines[::4]:

@@ -333,6 +333,8 @@ changes = {steps = 12, warmup = 2, size = 32, bs = 16, visual_width = 8}
     )
     .replace("treatment = 'sets'\ncontrol = 'labels'", "treatment = 'after'\ncontrol = 'long'")
     .replace('scenes = 40\nextend = 0\n', "score = 'held_loss'\nextend = 0\n")
+    .replace('steps = 12', 'steps = 6')
+    .replace('steps = 24', 'steps = 12')
 )
 
 
@@ -358,8 +360,8 @@ def test_a_variant_starts_from_the_run_of_another_one(tmp_path, monkeypatch):
         for l in lines
         if 'variant' in l
     }
-    assert {l['numbers']['views'] for l in runs['after']} == {12 * 16}
-    assert {l['numbers']['views'] for l in from_start(study, runs, 'after')} == {24 * 16}
+    assert {l['numbers']['views'] for l in runs['after']} == {6 * 16}
+    assert {l['numbers']['views'] for l in from_start(study, runs, 'after')} == {12 * 16}
     for l in lines:
         if l.get('variant') == 'sets' and l['kind'] == 'run':
             l['numbers']['views'] += 1

@@ -7,6 +7,7 @@ __all__ = ['plain_output', 'versions', 'Stages', 'logged_warnings', 'keep_memory
 
 # %% ../../nbs/core/15_progress.ipynb #9ef540f6
 import ctypes
+import functools
 import importlib.metadata
 import operator
 import platform
@@ -24,17 +25,18 @@ def plain_output() -> None:
             f.reconfigure(errors='backslashreplace')
 
 # %% ../../nbs/core/15_progress.ipynb #029aa738
+@functools.cache
+def _version(name):
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return 'not installed'
+
+
 def versions() -> dict:  # Name -> version, what a result depends on
     "Return the versions of Python and the packages that a result depends on"
     names = 'vlrep torch torchvision fastai numpy pillow sentencepiece'.split()
-
-    def ver(n):
-        try:
-            return importlib.metadata.version(n)
-        except importlib.metadata.PackageNotFoundError:
-            return 'not installed'
-
-    return dict(python=platform.python_version(), machine=platform.machine(), **{n: ver(n) for n in names})
+    return dict(python=platform.python_version(), machine=platform.machine(), **{n: _version(n) for n in names})
 
 # %% ../../nbs/core/15_progress.ipynb #45aa7ba9
 class Stages:
