@@ -135,7 +135,7 @@ def image_plots(
     images, at = _gathered(examples, [i for i, p in enumerate(plots) if has_text(p)], 'plot', log)
     return images.with_captions([[one_line(plots[i]) for i in rows] for rows in at])
 
-# %% ../../nbs/datasets/88_task_images.ipynb #d1f36728
+# %% ../../nbs/datasets/88_task_images.ipynb #9fa277c0
 class QuestionOrder:
     "The order of images in training: one with twice as many questions is shown twice as often"
 
@@ -157,7 +157,7 @@ class QuestionOrder:
         order = np.concatenate([rng(seed, 'order', done + k).permutation(self.images) for k in range(rounds)])
         return order[at : at + self.n]
 
-
+# %% ../../nbs/datasets/88_task_images.ipynb #d1f36728
 def build_task_images(
     builder: 'TaskImages',  # Its `examples` and `texts` are called
     options: PhotoOptions,  # `part` of the training images; `valid` of them, if the test answers are secret
