@@ -94,7 +94,8 @@ def check_by_heart(name, seed=0, precision='fp32', maximum=600):
     "A few images are overfitted"
     done, said = learns_by_heart(name, maximum, seed, precision)
     steps = int(re.search(r'in (\d+) steps', said)[1]) if done else float('inf')
-    check_learning(f'{name}: steps there were for a few images, times those needed', maximum / steps, 1.0)
+    n = re.search(r'(\d+) images', said)[1]
+    check_learning(f'{name}: steps there were for {n} images, times those needed', maximum / steps, 1.0)
 
 
 def falls(seed, precision):
