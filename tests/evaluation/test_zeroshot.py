@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from scipy.io import savemat
 
 from vlrep.data.transforms import EvalTransform
 from vlrep.datasets.base import DATASETS
@@ -172,3 +173,31 @@ def test_any_model_is_evaluated(awa2):
     assert sum(line.startswith('left out: ') and lost.name in line for line in lines) == 1
     with pytest.raises(ValueError, match='at most 0 may be so'):
         EVALUATIONS['zeroshot'].evaluate(replace(about, max_corrupt=0), benchmark='awa2')
+
+
+def test_the_published_split_decides_which_images_are_trained_on(awa2):
+    "Rows are numbered in the order of another file; a damaged photo moves none of them"
+    names = sorted(p.relative_to(awa2 / 'JPEGImages').as_posix() for p in awa2.rglob('*.jpg'))[::-1]
+    row = {name: i + 1 for i, name in enumerate(names)}
+    loc = dict(
+        trainval_loc=[
+            f'{n}.jpg'
+            for n in ('antelope/antelope_10000', 'antelope/antelope_10001', 'killer+whale/killer+whale_10004')
+        ],
+        test_seen_loc=['grizzly+bear/grizzly+bear_10002.jpg'],
+        test_unseen_loc=['bat/bat_10000.jpg', 'bat/bat_10003.jpg'],
+    )
+    savemat(awa2 / 'res101.mat', dict(image_files=np.array([f'/x/JPEGImages//{n}' for n in names], object)[:, None]))
+    savemat(awa2 / 'att_splits.mat', {k: [[row[n]] for n in v] for k, v in loc.items()})
+    b = read_awa2(awa2, 32)
+    rows = {k: [b.images.ids[i] for i in v] for k, v in b.parts().items()}
+    assert rows == dict(zip(('train', 'validation', 'test'), map(sorted, loc.values())))
+    (awa2 / 'JPEGImages' / 'antelope' / 'antelope_10000.jpg').write_bytes(b'no photo')
+    lines = []
+    m = Pretrained(make_backbone(10, 4), EvalTransform(32), 32, name='RUN')
+    recipe = SimpleNamespace(visual_depth=10, visual_width=4, size=32)
+    info = dict(method='none', seed=0, data=dict(name='world'))
+    about = EvaluationContext(m, recipe, info, DATASETS['world'].options, awa2, log=lines.append)
+    got = evaluate_zeroshot(about, 'awa2')
+    assert [r['n'] for r in got[:4]] == [3, 2, 2, 1]
+    assert any('2 training images, 1 of seen and 2 of unseen classes (the published split)' in line for line in lines)

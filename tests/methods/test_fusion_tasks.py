@@ -24,6 +24,7 @@ from vlrep.datasets.base import DATASETS
 from vlrep.datasets.csv import write_csv
 from vlrep.datasets.vqa import write_vqa
 from vlrep.datasets.world.dataset import scene, world
+from vlrep.experiments.baselines import train_on
 from vlrep.experiments.config import recipe_dict
 from vlrep.experiments.finetune import finetune
 from vlrep.experiments.pretrain import pretrain, resume_run
@@ -120,6 +121,27 @@ def test_a_pair_is_a_question_and_one_of_its_answers(roots):
     assert seen == {(i, x['question'], a) for i in rows for x in train[int(i)].questions for a in x['answers']}
     assert {r.id for r in splits['valid']} <= {f'COCO_train2014_{k:012d}' for k in range(1, 25)}
     assert {r.id for r in splits['test']} == {f'COCO_val2014_{k:012d}' for k in range(1, 5)}
+
+
+def test_training_shows_each_question_equally_often(roots, tmp_path):
+    "Some images have one question, others six: the batches of a training hold the latter six times as often"
+    shutil.copytree(roots / 'vqa', tmp_path / 'vqa')
+    for kind, key in (
+        ('OpenEnded_mscoco_train2014_questions', 'questions'),
+        ('mscoco_train2014_annotations', 'annotations'),
+    ):
+        path = tmp_path / 'vqa' / f'v2_{kind}.json'
+        table = json.loads(path.read_text())
+        table[key] = [r for r in table[key] if r['image_id'] % 2 or r['question_id'] % 1000 == 0]
+        path.write_text(json.dumps(table))
+    method = METHODS['visualbert']
+    recipe = check_fields(replace(method.recipes['vqa'], **NET))
+    splits = open_splits(method, recipe, DATASETS['vqa'].options, 'vqa', tmp_path / 'vqa', log=quiet)
+    tokenizer = method.train_tokenizer(recipe, splits['train'])
+    loader = train_on(method, recipe, splits, 'vqa', tokenizer, precision='fp32', log=quiet).dls.train
+    counts = np.array([len(r.questions) for r in splits['train']])
+    rows = np.concatenate([row for epoch in range(counts.sum()) for row in loader.whole_batches(epoch)])
+    assert set(counts) == {1, 6} and np.bincount(rows).tolist() == (len(counts) * counts).tolist()
 
 
 def test_questions_are_not_read_as_captions(roots, capsys):

@@ -350,7 +350,7 @@ def test_a_run_is_opened_without_the_folder_of_its_bert(tmp_path, weights):
     "Its weights are in the run, and its sizes in recipe.json"
     import shutil
 
-    from vlrep.models.bert import save_bert, small_config
+    from vlrep.models.bert import load_bert, save_bert, small_config
     from vlrep.models.bert_model import Bert
 
     tokenizer = material('mct')[3]
@@ -363,6 +363,9 @@ def test_a_run_is_opened_without_the_folder_of_its_bert(tmp_path, weights):
         return vlrep.load(run).capabilities['embed_text'](torch.tensor([[2, 9, 7, 3]]), torch.tensor([4]))
 
     before = embed()
+    states = [open_run_folder(run).weights()['text.words.weight'], load_bert(folder, log=None).words.weight.detach()]
+    alike = float(torch.corrcoef(torch.stack([w.flatten() for w in states]))[0, 1])
+    assert alike > 0.7 if weights == 'pretrained' else abs(alike) < 0.3, alike  # after two steps
     shutil.rmtree(folder)
     torch.testing.assert_close(embed(), before, rtol=0, atol=0)
 

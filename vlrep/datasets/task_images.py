@@ -137,7 +137,7 @@ def image_plots(
 
 # %% ../../nbs/datasets/88_task_images.ipynb #9fa277c0
 class QuestionOrder:
-    "The order of images in training: one with twice as many questions is shown twice as often"
+    "Choose the images of each epoch of a training, so that every question is shown equally often"
 
     def __init__(
         self,
@@ -149,9 +149,9 @@ class QuestionOrder:
     def __call__(
         self,
         seed: int,  # Of the run
-        epoch: int,  # Which epoch: the next n questions, and none a second time before all have come once
+        epoch: int,  # Which epoch; it takes the next n questions, and none again before all were taken
     ) -> np.ndarray:  # Rows of images (n,)
-        "List the images of an epoch, which is as long as if each image were shown once"
+        "List the image of each question of an epoch; there are as many as images, some twice and some not at all"
         done, at = divmod(epoch * self.n, len(self.images))
         rounds = -(-(at + self.n) // len(self.images))
         order = np.concatenate([rng(seed, 'order', done + k).permutation(self.images) for k in range(rounds)])

@@ -68,7 +68,7 @@ def answer_vocabulary(
     answers: 'Iterable[list]',  # Of each training question, what people answered
     size: int = 3129,  # How many answers at the most, `<unk>` included (VQA 2.0: 3129, VizWiz: 7371)
 ) -> list:  # `<unk>`, then answers by their number of questions; equals in the order of the alphabet
-    "List `<unk>` and the answers that are the most frequent one of most questions; of equally frequent ones the first"
+    "Choose the answers that most often are the most frequent one to a question; if several are, the first counts"
     if size < 2:
         raise ValueError(f'size={size}: at least 2, one answer beside {UNKNOWN}')
     by_question = (Counter(filter(None, map(normalise_answer, l))).most_common(1) for l in answers)

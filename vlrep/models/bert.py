@@ -508,7 +508,7 @@ def make_bert(
     *,
     config: BertConfig = None,  # Sizes of scratch and small; by default `small_config`
     plan: SmallBertPlan = SmallBertPlan(),  # Training hyperparameters of small
-    pretrained: bool = True,  # Load the weights of a named BERT? Else its sizes alone are read, and all is random
+    pretrained: bool = True,  # Load the weights of a named BERT? If not, only its sizes are read
     pooler: bool = True,  # With `pooled`? Where the file has no pooler it begins at random
     mlm: bool = True,  # With `mlm_logits`?
     log: callable = print,  # Called with what was opened or trained; None for no message

@@ -76,8 +76,8 @@ def needed_seeds(
     if not size > 0:
         raise ValueError(f'size={size}: must be above 0')
     s = np.arange(2, max_seeds + 1)
-    t, z = stats.t.isf(level / 2, s - 1), stats.norm.isf(level / 2)
-    half = np.hypot(t * d.s_seed / np.sqrt(s), z * d.s_scene)
+    seed_part = stats.t.isf(level / 2, s - 1) * d.s_seed / np.sqrt(s)
+    half = np.hypot(seed_part, stats.norm.isf(level / 2) * d.s_scene)
     return int(s[np.argmax(half < size)]) if (half < size).any() else math.inf
 
 # %% ../../nbs/studies/30_verdicts.ipynb #7d1f0a32

@@ -53,9 +53,11 @@ class ZeroShotBenchmark:
     def parts(self) -> dict:  # Rows
         "Split the rows: `train` and `validation` of seen classes, `test` of unseen ones; independent of any seed"
         if self.split is not None:
+            train = self.split == 'train'
+            held_out = self.split == 'test'
             new = self.unseen[self.label]
-            rows = dict(train=self.split == 'train', validation=self.split == 'test', test=self.split == 'test')
-            return {k: np.flatnonzero(v & (new if k == 'test' else ~new)) for k, v in rows.items()}
+            masks = dict(train=train, validation=held_out & ~new, test=held_out & new)
+            return {k: np.flatnonzero(mask) for k, mask in masks.items()}
         train = []
         validation = []
         for j in np.flatnonzero(~self.unseen):
@@ -136,7 +138,8 @@ def _class_mask(path, classes):
 # %% ../../../nbs/evaluation/zeroshot/20_benchmarks.ipynb #6e900c20
 def _published_split(root, names, max_corrupt):
     "Read the split of Xian and others (2018): train, test or '' for each image; None if its two files are not there"
-    split_file, index_file = (root / f for f in ('att_splits.mat', 'res101.mat'))
+    split_file = root / 'att_splits.mat'
+    index_file = root / 'res101.mat'
     if not split_file.is_file():
         return None
     subsets = dict(trainval_loc='train', test_seen_loc='test', test_unseen_loc='test')

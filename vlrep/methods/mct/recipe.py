@@ -126,7 +126,7 @@ class MCTNetworks(MCTViews):
     inter_width: Width = 1024  # Width in which images are compared with texts (sec. 4.1)
     head_width: Width = 2048  # Width between the two layers of each head (sec. 4.1)
     text: TextTower = 'scratch'  # scratch; small: a BERT pretrained on the captions; or a BERT's folder or name
-    text_weights: TextWeights = 'pretrained'  # Of a named BERT; random: its layers, tokens and pooler alone (tab. 1)
+    text_weights: TextWeights = 'pretrained'  # Of a named BERT; random: only its sizes and tokens are read (tab. 1)
     width: Width = 768  # Of a text encoder from scratch (as BERT's)
     depth: Layers = 12  # Its layers
     heads: HeadCount = 0  # Its attention heads; 0 means width/64
