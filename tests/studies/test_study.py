@@ -22,9 +22,10 @@ from vlrep.models.timm_torchvision import weights_digest
 from vlrep.studies import runs as study_runs
 from vlrep.studies.judging import from_start, judge_study, unstable_run
 from vlrep.studies.lines import best_runs, read_study_lines, runs_by_rate
-from vlrep.studies.plan import read_study, read_toml, task_plan
+from vlrep.studies.plan import MODES, read_study, read_toml, task_plan
 from vlrep.studies.report import write_study_report
 from vlrep.studies.runs import StudyFolder, plan_study, run_study, run_variants
+from vlrep.studies.tasks import task_line
 from vlrep.studies.verdicts import holm, needed_seeds, p_value, verdict
 from vlrep.training.callbacks import TrainingDiverged
 from vlrep.training.interrupts import TrainingInterrupted
@@ -479,6 +480,18 @@ def test_sources_are_pretrained_once_and_fine_tuned(tuned):
     assert row['verdict'] and len(row['each']) == 2
     page = (tuned['out'] / 'report.md').read_text()
     assert '## Tasks, the body frozen' in page and '| visualbert | none | vb-none |' in page
+
+
+def test_a_row_of_each_mode_has_the_name_of_the_method(tuned, tmp_path):
+    "Comparisons, and the floor of the text alone, look for it under that name"
+    study = read_study_lines(tuned['out'])[0]
+    source = tuned['out'] / 'runs' / 'vb-none-0'
+    for mode in MODES:
+        changes = task_plan(study, 'mm_imdb', mode, {}, draws=20)[2]
+        folder = finetune(finetune_spec(source, 'mm_imdb', changes, threads=1), out=tmp_path / mode, log=str)
+        line = task_line(study, dict(folder=str(folder), source=str(source), task='mm_imdb', mode=mode))
+        rows = {r['question'] for r in line['numbers'][mode] if r['backbone'] == line['method']}
+        assert rows == {'mm_imdb', 'mm_imdb, macro F1'}, mode
 
 
 def test_a_stopped_fine_tuning_has_the_same_bits(tuned, tmp_path):

@@ -708,7 +708,7 @@ def measured_speed(
 # %% ../../nbs/studies/60_runs.ipynb #2d496302
 def recorded_tasks(
     folder: FilePath,  # It holds run folders, at any depth
-) -> dict:  # (method, task, frozen, blind) -> seconds
+) -> dict:  # (method, task, frozen, text_only) -> seconds
     "Mean times of finished fine-tunings"
     got = {}
     for f in sorted(Path(folder).rglob('result.jsonl')):

@@ -20,7 +20,7 @@ from ..experiments.pretrain import pretrain, resume_run
 from ..experiments.spec import Runtime, finetune_spec, run_spec
 from ..reports.weight_drift import weight_drift
 from .lines import constant_row
-from .plan import Study, Variant, change_texts, task_plan, variant_recipe
+from .plan import MODES, Study, Variant, change_texts, task_plan, variant_recipe
 from ..training.run_folder import open_run_folder
 
 # %% ../../nbs/studies/50_tasks.ipynb #4e17760d
@@ -85,9 +85,8 @@ def task_line(
     task = job['task']
     mode = job['mode']
     rows = [r for row in line['numbers']['table'] if (r := _question(row, task))]
-    # a blind model, and a frozen one, are called by their method as all others are
-    names = {f'{line["method"]}{extra}': line['method'] for extra in (', frozen', ', blind', '')}
-    rows = [r | dict(backbone=names.get(r['backbone'], r['backbone'])) for r in rows]
+    who = ', '.join([line['method'], *MODES[mode]])  # as `finetune` calls it; here the mode is the table
+    rows = [r | dict(backbone=line['method']) if r['backbone'] == who else r for r in rows]
     scores = [v for *_, v in line['numbers']['history'] if v is not None]
     numbers = {mode: rows, 'validation': round(100 * max(scores), 3)}
     if mode == 'full' and not run.info['finetune']['grid_and_text']:
