@@ -18,9 +18,11 @@ from torchvision.models import detection
 
 import vlrep
 from vlrep.core.weights import weights_sha256
+from vlrep.data.collate import caption_lines
 from vlrep.data.records import ImageFileDataset
 from vlrep.data.regions import RegionReader, RegionStore, RegionWriter, convert_regions
 from vlrep.data.tasks import TaskDataset, read_labels
+from vlrep.datasets.world.build import counterparts
 from vlrep.datasets.world.dataset import world
 from vlrep.experiments.commands import evaluate, export
 from vlrep.experiments.finetune import finetune
@@ -534,3 +536,15 @@ def test_digests_of_older_runs_stay_valid():
 
 OLD_BERT = '6c38577a662a6a42bca73fecf3a9dc6b564a3ba64eb30bde7faf7059fb09a77c'
 OLD_FROZEN = 'cc3231537439ef7871a295150810df598adedcfb57ee9347fb02f53085420611'
+
+
+@pytest.mark.parametrize('name', ['world', 'world_questions', 'world_web'])
+def test_texts_of_the_world_are_within_the_limits_of_their_recipe(name):
+    "The tokenizer is trained on captions; texts from the web have signs that these lack"
+    method = METHODS['visualbert']
+    recipe = replace(method.recipes[name], aux_scenes=300)
+    train = world('train', 300, size=recipe.size, with_=['questions', 'statements', 'counterpart'])
+    if recipe.source == 'web':
+        train = counterparts(train)
+    collate = method.collator(recipe, method.train_tokenizer(recipe, train))
+    assert len(caption_lines(recipe, collate, dict(train=train, valid=train))) >= 2
