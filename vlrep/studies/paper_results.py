@@ -108,9 +108,9 @@ def verdict_text(
     table = comparison_rows(rows)
     if not lines:
         table = [{k: r[k].split(' (')[0] for k in _PLANNED} for r in table]
-    parts = [f'**{title or study.title or name}**: {run_count(study, lines)} runs']
+    parts = [f'**{title or study.title or name}**: {run_count(study, lines)}']
     if study.finetune:
-        parts[0] += f', {task_count(study, lines)} fine-tunings'
+        parts[0] += f', {task_count(study, lines)}'
     parts += [rows_markdown(table), rows_markdown(comparison_rate_rows(rows))]
     return '\n\n'.join(filter(None, [*parts, *study_notes(study, lines)]))
 

@@ -360,20 +360,30 @@ def run_count(
     study: Study,  # The study
     lines: list,  # Of its file
 ) -> str:
-    "Say how many of the runs that the file of a study plans there are; rates that were added are not planned"
-    planned = sum(len(study.grid(a)) for a in study.variants) * len(study.seeds)
-    done = sum(l['kind'] == 'run' and l['seed'] in study.seeds for l in lines)
-    return f'{done} of {planned}'
+    "Say how many of the runs that the file of a study plans there are, and how many at rates that were added"
+    grids = {a.name: len(study.grid(a)) for a in study.variants}
+    return _count([l for l in lines if l['kind'] == 'run' and l['seed'] in study.seeds], 'runs', grids, grids, study)
 
 
 def task_count(
     study: Study,  # With `finetune`
     lines: list,  # Of its file
 ) -> str:
-    "Say how many of the fine-tunings that the file of a study plans there are"
-    planned = sum(len(study.jobs(a)) for a in study.variants) * len(study.seeds) * len(study.finetune.grid)
-    done = sum(l['kind'] == 'task' and l['seed'] in study.seeds for l in lines)
-    return f'{done} of {planned}'
+    "Say how many of the fine-tunings that the file of a study plans there are, and how many at rates that were added"
+    n = len(study.finetune.grid)
+    due = {a.name: len(study.jobs(a)) * n for a in study.variants}
+    grids = dict.fromkeys(due, n)
+    return _count(
+        [l for l in lines if l['kind'] == 'task' and l['seed'] in study.seeds], 'fine-tunings', due, grids, study
+    )
+
+
+def _count(done, what, due, grids, study):
+    "Count results at the rates of the file, and at others"
+    planned = sum(0 <= l['rate'] < grids[l['variant']] for l in done)
+    more = len(done) - planned
+    text = f'{planned} of {sum(due.values()) * len(study.seeds)} {what}'
+    return text + (f', and {more} at added rates' if more else '')
 
 
 def _facts(study, lines):
@@ -389,8 +399,8 @@ def _facts(study, lines):
         data=' '.join([study.data, *change_texts(study.options)]),
         variants=', '.join(f'{a.name} ({" ".join([a.method, *change_texts(a.changes)])})' for a in study.variants),
         seeds=', '.join(map(str, study.seeds)),
-        runs=run_count(study, lines),
-        **({'tasks': ', '.join(f.tasks), 'fine-tunings': task_count(study, lines)} if f else {}),
+        trained=run_count(study, lines),
+        **({'tasks': ', '.join(f.tasks), 'fine-tuned': task_count(study, lines)} if f else {}),
         **{
             'held equal': ', '.join(study.equal) or 'nothing',
             'rates': rates or 'of the recipes',
