@@ -176,7 +176,7 @@ def _run_job(study, job, log):
 # %% ../../nbs/studies/60_runs.ipynb #84d0eff6
 @contextmanager
 def _advice_for(study):
-    "Name `max_corrupt` of a study's file where a message names the option of `vlrep pretrain`"
+    "Name the fields of a study's file where a message names options of `vlrep pretrain`"
     try:
         yield
     except TrainingDiverged:
@@ -187,7 +187,8 @@ def _advice_for(study):
             lambda m: f'max_corrupt = {m[2]} in [data] of {study.file}',
             str(e),
         )
-        raise ValueError(message) from e
+        where = f'in the changes of the variant in {study.file}'
+        raise ValueError(re.sub(r'--max-(len|cut|unknown) (\w+)', rf'max_\1 = \2 {where}', message)) from e
 
 
 def do_job(
