@@ -227,7 +227,7 @@ def test_one_contrast_that_cannot_be_judged_leaves_the_others(done, tmp_path):
     (out / 'study.jsonl').write_text('\n'.join(map(json.dumps, [head, *lines])) + '\n')
     page = write_study_report(out).parent / 'report.md'
     rows = {r['id']: r['verdict'] for r in judge_study(*read_study_lines(out))}
-    assert rows['N0'].startswith("not run (sets 0 at cnn_lr=0.2: no 'objects' in 'lost'")
+    assert rows['N0'].startswith("not run (sets 0, 1 at cnn_lr=0.2: no 'objects' in 'lost'")
     assert not any(rows[k].startswith(('not run', 'not judged')) for k in ('X', 'N4'))
     for i, says in ((1, "no row 'random' beside sets"), (2, "no variant 'nobody'"), (3, "no 'objects' of lost")):
         assert rows[f'N{i}'].startswith('not judged (') and says in rows[f'N{i}'] and says in page.read_text()
@@ -260,7 +260,7 @@ def test_more_seeds_keep_the_runs_that_are_there(done, tmp_path):
     try:
         folder = StudyFolder(done['out'], read_toml(tmp_path / 's.toml'), 's.toml')
         (row,) = judge_study(folder.study, folder.lines)
-        assert row['verdict'].startswith('not run (sets 2 at cnn_lr=0.2, sets 2 at cnn_lr=0.5, labels 2 at cnn_lr=0.5')
+        assert row['verdict'].startswith('not run (sets 2 at cnn_lr=0.2; sets 2 at cnn_lr=0.5; labels 2 at cnn_lr=0.5')
         assert len(folder.find(seed=0)) == 4
     finally:
         (done['out'] / 'study.jsonl').write_bytes(keep)
@@ -538,7 +538,7 @@ def test_a_diverged_fine_tuning_is_reported(tuned, tmp_path, monkeypatch):
     text = []
     run_study(tuned['file'], out, log=text.append)
     assert '   diverged: the training loss is nan at step 3' in text
-    assert 'T: not run (vb-none 1 at lr=0.001: diverged, vb-none 1 at lr=0.002: diverged)' in text
+    assert 'T: not run (vb-none 1 at lr=0.001: diverged; vb-none 1 at lr=0.002: diverged)' in text
     page = (out / 'report.md').read_text()
     assert '(1 seed, scenes alone), 2 diverged †' in page  # at both rates
     assert '† vb-none, seed 1, mm_imdb frozen, lr=0.001: the training loss is nan' in page

@@ -213,7 +213,11 @@ def _missing(study, c, name, by_rate, lines):
             continue
         have = {l['seed'] for l in by_rate.get(r, []) if _has_answer(l, c)}
         at = f' at {_rate_text(grid, r)}' if len(grid) > 1 else ''
-        out += [f'{name} {s}{at}{_reason(lines, name, s, c, rate=r)}' for s in study.seeds if s not in have]
+        seeds = {}
+        for s in study.seeds:
+            if s not in have:
+                seeds.setdefault(_reason(lines, name, s, c, rate=r), []).append(str(s))
+        out += [f'{name} {", ".join(which)}{at}{reason}' for reason, which in seeds.items()]
     return out
 
 
@@ -246,7 +250,7 @@ def _at_rates(study, c, runs, lines):
     sides = {name: _side(study, c, name, runs, lines) for name in names}
     missing = [text for name in names for text in _missing(study, c, name, sides[name], lines)]
     if missing := missing or _missing_floors(study, c, names, runs, lines):
-        return f'not run ({", ".join(missing)})'
+        return f'not run ({"; ".join(missing)})'
     check_measured(study, c, runs)
     scores = {name: _scores_of(study, c, name, lines) for name in names}
     single = {name: len(_grid(study, c, name)) == 1 for name in names}
