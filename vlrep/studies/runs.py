@@ -188,7 +188,9 @@ def _advice_for(study):
             str(e),
         )
         where = f'in the changes of the variant in {study.file}'
-        raise ValueError(re.sub(r'--max-(len|cut|unknown) (\w+)', rf'max_\1 = \2 {where}', message)) from e
+        for name in ('max_len', 'max_cut', 'max_unknown'):
+            message = re.sub(f'--{name.replace("_", "-")} (\\w+)', rf'{name} = \1 {where}', message)
+        raise ValueError(message) from e
 
 
 def do_job(
