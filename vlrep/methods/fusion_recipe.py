@@ -315,7 +315,7 @@ def fusion_world(
     return dict(
         world=world,
         world_questions=replace(world, source='questions'),
-        world_web=replace(world, source='web', max_unknown=0.15),  # signs such as # and | that BERT has not seen
+        world_web=replace(world, source='web', max_unknown=0.15),  # characters such as # and |, which BERT has not seen
         world_random=replace(world, start='random', steps=0),
         flickr8k_small=photos,
         flickr8k=larger,

@@ -213,11 +213,11 @@ def _missing(study, c, name, by_rate, lines):
             continue
         have = {l['seed'] for l in by_rate.get(r, []) if _has_answer(l, c)}
         at = f' at {_rate_text(grid, r)}' if len(grid) > 1 else ''
-        seeds = {}
+        by_reason = {}
         for s in study.seeds:
             if s not in have:
-                seeds.setdefault(_reason(lines, name, s, c, rate=r), []).append(str(s))
-        out += [f'{name} {", ".join(which)}{at}{reason}' for reason, which in seeds.items()]
+                by_reason.setdefault(_reason(lines, name, s, c, rate=r), []).append(str(s))
+        out += [f'{name} {", ".join(seeds)}{at}{reason}' for reason, seeds in by_reason.items()]
     return out
 
 

@@ -361,8 +361,8 @@ def run_count(
     lines: list,  # Of its file
 ) -> str:
     "Say how many of the runs that the file of a study plans there are, and how many at rates that were added"
-    grids = {a.name: len(study.grid(a)) for a in study.variants}
-    return _count([l for l in lines if l['kind'] == 'run' and l['seed'] in study.seeds], 'runs', grids, grids, study)
+    rates = {a.name: len(study.grid(a)) for a in study.variants}
+    return _count_text(study, lines, 'run', 'runs', rates, sum(rates.values()))
 
 
 def task_count(
@@ -370,20 +370,17 @@ def task_count(
     lines: list,  # Of its file
 ) -> str:
     "Say how many of the fine-tunings that the file of a study plans there are, and how many at rates that were added"
-    n = len(study.finetune.grid)
-    due = {a.name: len(study.jobs(a)) * n for a in study.variants}
-    grids = dict.fromkeys(due, n)
-    return _count(
-        [l for l in lines if l['kind'] == 'task' and l['seed'] in study.seeds], 'fine-tunings', due, grids, study
-    )
+    rates = dict.fromkeys((a.name for a in study.variants), len(study.finetune.grid))
+    planned = sum(len(study.jobs(a)) * rates[a.name] for a in study.variants)
+    return _count_text(study, lines, 'task', 'fine-tunings', rates, planned)
 
 
-def _count(done, what, due, grids, study):
-    "Count results at the rates of the file, and at others"
-    planned = sum(0 <= l['rate'] < grids[l['variant']] for l in done)
-    more = len(done) - planned
-    text = f'{planned} of {sum(due.values()) * len(study.seeds)} {what}'
-    return text + (f', and {more} at added rates' if more else '')
+def _count_text(study, lines, kind, what, rates, planned):
+    "Count results at the rates of the file, of which there are `planned` for each seed, and at others"
+    done = [l for l in lines if l['kind'] == kind and l['seed'] in study.seeds]
+    added = sum(not 0 <= l['rate'] < rates[l['variant']] for l in done)
+    text = f'{len(done) - added} of {planned * len(study.seeds)} {what}'
+    return text + (f', and {added} at added rates' if added else '')
 
 
 def _facts(study, lines):
