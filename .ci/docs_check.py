@@ -1,7 +1,7 @@
 """Checks of the built documentation: every link leads to a page and a part of it, and no page loads from the network"""
 
 import re
-from html import unescape
+from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -23,31 +23,28 @@ BY_TAG = dict(
 NOT_LOADED = {'canonical', 'author', 'license', 'next', 'prev', 'index', 'search'}  # values of <link rel=...>
 FAR = re.compile(r'^\s*(?:https?:|wss?:|ftp:)?//', re.I)
 
-TAG = re.compile(r"""<([a-zA-Z][\w:-]*)((?:\s+[^\s"'>=/]+(?:\s*=\s*(?:"[^"]*"|'[^']*'|[^\s"'>]+))?)*)\s*/?>""")
-ATTR = re.compile(r"""([^\s"'>=/]+)(?:\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s"'>]+)))?""")
 
-
-class Page:
+class Page(HTMLParser):
     "The links, parts (ids), loaded resources, styles and scripts of one page"
 
     def __init__(self, text):
+        super().__init__()
         self.ids = set()
         self.links = []
         self.loads = []
         self.styles = []
         self.scripts = []
-        text = re.sub(r'<!--.*?-->', '', text, flags=re.S)
-        for tag, remaining in (('style', self.styles), ('script', self.scripts)):
-            remaining += re.findall(rf'<{tag}\b[^>]*>(.*?)</{tag}\s*>', text, re.S | re.I)
-            text = re.sub(rf'(<{tag}\b[^>]*>).*?</{tag}\s*>', r'\1', text, flags=re.S | re.I)
-        for m in TAG.finditer(text):
-            if '=' in m[2]:
-                self.tag(
-                    m[1].lower(), {a[1].lower(): unescape(a[2] or a[3] or a[4] or '') for a in ATTR.finditer(m[2])}
-                )
+        self.feed(text)
+        self.close()
 
-    def tag(self, tag, a):
-        "Note what one tag with the attributes `a` says"
+    def handle_data(self, data):
+        if self.cdata_elem == 'style':
+            self.styles.append(data)
+        elif self.cdata_elem == 'script':
+            self.scripts.append(data)
+
+    def handle_starttag(self, tag, attrs):
+        a = {k: v or '' for k, v in attrs}
         self.ids.update(a[k] for k in ('id', 'name') if k in a)
         if tag in ('a', 'area') and 'href' in a:
             self.links.append(a['href'])
