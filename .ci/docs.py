@@ -35,20 +35,6 @@ DOCS = {
 MATH = 'tex-svg-full.js'  # MathJax 3 in one file: all extensions of TeX, and no fonts to fetch
 BLANK = 'blank'  # folder of the chapters without their solutions, among the notebooks to download
 TWINNED = {p.relative_to(ROOT / 'nbs').as_posix() for p in blank.chapters()}
-TITLES = dict(
-    core='Foundations',
-    data='Data',
-    losses='Losses',
-    metrics='Metrics',
-    reports='Reports',
-    models='Models',
-    datasets='Datasets',
-    training='Training',
-    methods='Methods',
-    evaluation='Evaluation',
-    experiments='Experiments',
-    studies='Studies',
-)
 
 
 def settings():
@@ -243,7 +229,7 @@ def package_pages(nbs, reading):
         own = [n for n in reading if posixpath.dirname(n) == f]
         inner = [g for g in sorted(folders) if posixpath.dirname(g) == f]
         shown = [n for n in own if not n.endswith('90_paper.ipynb')]
-        name = TITLES.get(f) or posixpath.basename(f).replace('_', ' ')
+        name = posixpath.basename(f).replace('_', ' ') if '/' in f else f.capitalize()
         package = f'vlrep.{f.replace("/", ".")}'
         lines = [f'# {name}', '', f'The notebooks of `{package}`, each after those that it needs.', '']
         lines += [item(nbs, n) for n in own]
@@ -287,6 +273,8 @@ def reference_pages(mods, reading):
 
 def span(values):
     "The mean with the lowest and the highest; a value alone as it is"
+    if not values:
+        return 'nan'
     mean = f'{sum(values) / len(values):.1f}'
     return mean if len(values) == 1 else f'{mean} ({min(values):.1f} to {max(values):.1f})'
 
@@ -324,25 +312,18 @@ def result_tables(groups):
         return {t['question']: t for t in r['numbers'].get('table', []) if t['backbone'] == r['method']}
 
     def label(key, rs):
-        return (
-            f'`{key[0]}` {key[1]}'
-            + (f', {key[2]}' if key[2] else '')
-            + f', {len(rs)} seed{("s" if len(rs) != 1 else "")}'
-        )
+        method, recipe, changes = key
+        seeds = '1 seed' if len(rs) == 1 else f'{len(rs)} seeds'
+        return ', '.join(filter(None, [f'`{method}` {recipe}', changes, seeds]))
 
-    wanted = list(dict.fromkeys(q for rs in groups.values() for r in rs for q in own(r)))
-    if wanted:
-        chance = {q: t['chance'] for rs in groups.values() for r in rs for q, t in own(r).items()}
-        unit = {q: t['metric'] for rs in groups.values() for r in rs for q, t in own(r).items()}
-        yield from row(['linear probes on frozen features', *(f'{q} ({unit[q]})' for q in wanted)], head=True)
-        yield from row(['chance', *(f'{chance[q]:.1f}' for q in wanted)])
+    asked = {q: t for rs in groups.values() for r in rs for q, t in own(r).items()}
+    if asked:
+        head = [f'{q} ({t["metric"]})' for q, t in asked.items()]
+        yield from row(['linear probes on frozen features', *head], head=True)
+        yield from row(['chance', *(f'{t["chance"]:.1f}' for t in asked.values())])
         for key, rs in groups.items():
-            yield from row(
-                [
-                    label(key, rs),
-                    *(span([own(r)[q]['value'] for r in rs if q in own(r)] or [float('nan')]) for q in wanted),
-                ]
-            )
+            values = [[own(r)[q]['value'] for r in rs if q in own(r)] for q in asked]
+            yield from row([label(key, rs), *map(span, values)])
         yield ''
     worth = {k: rs for k, rs in groups.items() if all('wrong' in r['numbers'] for r in rs)}
     if worth:
@@ -511,11 +492,9 @@ def link_names(names):
             text = n.astext()
             to = names.get(text.removesuffix('()'))
             outer = n.parent
-            inside = False
-            while outer is not None and not inside:
-                inside = isinstance(outer, (nodes.reference, nodes.title, nodes.pending))
+            while outer is not None and not isinstance(outer, (nodes.reference, nodes.title, nodes.pending)):
                 outer = outer.parent
-            if not to or not sure(text) or inside:
+            if not to or not sure(text) or outer is not None:
                 continue
             page = app.builder.get_relative_uri(docname, to[0])
             ref = nodes.reference('', '', internal=True, refuri=f'{page}#{to[1]}')

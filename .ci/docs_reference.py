@@ -110,13 +110,18 @@ def parameters(f, notes, skip=0):
     return [(names, notes[line]) for line, names in rows.items() if line in notes and line != last], notes.get(last, '')
 
 
+PATCHED = dict(cls_method='classmethod', as_prop='property')  # an argument of fastcore's `patch` -> what it stands for
+
+
 def decorators(f):
-    "Names of its decorators, and whether one says cls_method=True"
-    calls = [d for d in f.decorator_list if isinstance(d, ast.Call)]
-    names = {ast.unparse(d.func if isinstance(d, ast.Call) else d) for d in f.decorator_list}
-    as_class = any(k.arg == 'cls_method' and getattr(k.value, 'value', False) for d in calls for k in d.keywords)
-    as_property = any(k.arg == 'as_prop' and getattr(k.value, 'value', False) for d in calls for k in d.keywords)
-    return names | ({'classmethod'} if as_class else set()) | ({'property'} if as_property else set())
+    "Names of its decorators, and of those that the arguments of `patch` stand for"
+    names = set()
+    for d in f.decorator_list:
+        if isinstance(d, ast.Call):
+            names |= {PATCHED[k.arg] for k in d.keywords if k.arg in PATCHED}
+            d = d.func
+        names.add(ast.unparse(d))
+    return names
 
 
 def function(f, notes, method=False):
@@ -145,7 +150,7 @@ def klass(c, notes):
     for f in (n for n in c.body if isinstance(n, ast.FunctionDef)):
         if f.name == '__init__':
             entry.signature = signature(f, 1)
-            (entry.params, _) = parameters(f, notes, 1)
+            entry.params, _ = parameters(f, notes, 1)
             entry.doc = '\n\n'.join(filter(None, [entry.doc, ast.get_docstring(f)]))
         elif f.name[0] != '_':
             m = function(f, notes, method=True)
@@ -179,14 +184,8 @@ def module(name, src):
     tree = ast.parse(src)
     notes = comments(src)
     home = cells(src)
-    public = next(
-        (
-            ast.literal_eval(n.value)
-            for n in tree.body
-            if isinstance(n, ast.Assign) and getattr(n.targets[0], 'id', '') == '__all__'
-        ),
-        [],
-    )
+    assigned = {getattr(n.targets[0], 'id', ''): n.value for n in reversed(tree.body) if isinstance(n, ast.Assign)}
+    public = ast.literal_eval(assigned['__all__']) if '__all__' in assigned else []
     m = re.search(r'File to edit: (?:\.\./)*nbs/(\S+\.ipynb)', src)
     found = Module(name, ast.get_docstring(tree) or '', m[1] if m else '', [])
     for n in tree.body:
