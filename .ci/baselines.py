@@ -12,7 +12,7 @@ import tempfile
 from dataclasses import fields
 from pathlib import Path
 
-from curves import ROOT, text
+from curves import ROOT, spec, text
 
 sys.path.insert(0, str(ROOT))
 KEPT = ROOT / 'vlrep' / 'reports' / 'baselines' / 'supervised.json'
@@ -23,7 +23,6 @@ def trained(recipe, seed, folder):
     from vlrep.core.files import read_json
     from vlrep.experiments.config import get_recipe
     from vlrep.experiments.pretrain import pretrain
-    from vlrep.experiments.spec import run_spec
 
     usual = get_recipe('supervised', 'world')
     changes = [
@@ -32,10 +31,7 @@ def trained(recipe, seed, folder):
         if getattr(recipe, f.name) != getattr(usual, f.name)
     ]
     if not (folder / 'result.jsonl').exists():
-        pretrain(
-            run_spec('supervised', changes, data='world', name='world', seed=seed, precision='fp32', threads=1),
-            out=folder,
-        )
+        pretrain(spec('supervised', changes, 'world', seed), out=folder)
     return read_json(folder / 'result.jsonl')
 
 

@@ -8,18 +8,14 @@ import hashlib
 import json
 import re
 import sys
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+from contents import ROOT, text
+
 COURSE = ROOT / 'nbs' / 'course'
 TWINS = ROOT / '_course'
 MARKER = re.compile(r'# Solution of exercise \d')
 STUB = re.compile(r"raise NotImplementedError\('exercise (\d)'\)")
 NO_EVAL = re.compile(r'#\| *eval: *false\n')
-
-
-def text(x):
-    return ''.join(x) if isinstance(x, list) else x
 
 
 def chapters():

@@ -30,15 +30,21 @@ def text(obj):
     return re.sub(r'\[\s+([^\[\]]*?)\s+\]', short, json.dumps(obj, indent=1)) + '\n'
 
 
+def spec(method, changes, recipe, seed):
+    "A run on the world that is the same on every machine: one thread, fp32"
+    from vlrep.experiments.spec import run_spec
+
+    name = dict(tiny=True) if recipe == 'tiny' else dict(name=recipe)
+    return run_spec(method, changes, data='world', seed=seed, precision='fp32', threads=1, **name)
+
+
 def trained(method, recipe, seed, folder):
     "recipe.json, as a dict, and the rows of log.csv of a run, which is made where it is missing"
     from vlrep.experiments.pretrain import pretrain
-    from vlrep.experiments.spec import run_spec
     from vlrep.training.run_folder import open_run_folder
 
-    name = dict(tiny=True) if recipe == 'tiny' else dict(name=recipe)
     if not (folder / 'result.jsonl').exists():
-        pretrain(run_spec(method, LITTLE, data='world', seed=seed, precision='fp32', threads=1, **name), out=folder)
+        pretrain(spec(method, LITTLE, recipe, seed), out=folder)
     run = open_run_folder(folder)
     return run.info, run.log()
 
@@ -46,14 +52,10 @@ def trained(method, recipe, seed, folder):
 def overfitted(method, recipe, seed, path):
     "Steps of `--overfit`, None if it failed; what it says is kept in the file `path`"
     from vlrep.experiments.pretrain import run_checks
-    from vlrep.experiments.spec import run_spec
 
-    name = dict(tiny=True) if recipe == 'tiny' else dict(name=recipe)
     if not path.exists():
         lines = []
-        run_checks(
-            'overfit', run_spec(method, data='world', seed=seed, precision='fp32', threads=1, **name), log=lines.append
-        )
+        run_checks('overfit', spec(method, (), recipe, seed), log=lines.append)
         path.write_text('\n'.join(lines) + '\n', encoding='utf-8')
     found = LINE.search(path.read_text(encoding='utf-8'))
     return found and int(found[1])

@@ -8,14 +8,10 @@ import json
 import posixpath
 import re
 import sys
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+from contents import ROOT, text
+
 NOTE = '<!-- Written from nbs/index.ipynb by `make readme`: edit the notebook instead. -->'
-
-
-def text(x):
-    return ''.join(x) if isinstance(x, list) else x
 
 
 def relink(md):

@@ -29,6 +29,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 MARGIN = 1.25
 TABLE = ROOT / 'data' / 'robust.csv'
+LEARNING = ROOT / 'tests' / 'support' / 'learning.py'
 ISAS = ('default', 'SSE41', 'AVX2', 'AVX512_CORE')
 
 
@@ -61,28 +62,16 @@ def learns(src):
 
 def left_out(src):
     "Slow cells are run if something is learned there"
-    return bool(
-        re.search(
-            r'^#\|\s*(notest|data|cuda|dist|eval:\s*false)'
-            if learns(src)
-            else r'^#\|\s*(slow|notest|data|cuda|dist|eval:\s*false)',
-            src,
-            re.M,
-        )
-    )
+    slow = '' if learns(src) else 'slow|'
+    return bool(re.search(rf'^#\|\s*({slow}notest|data|cuda|dist|eval:\s*false)', src, re.M))
 
 
 def sources():
     "Name -> notebook or file in which something is learned"
     nbs = sorted(p for p in (ROOT / 'nbs').rglob('*.ipynb') if '.ipynb_checkpoints' not in p.parts)
     books = {p.relative_to(ROOT / 'nbs').with_suffix('').as_posix(): p for p in nbs if any(map(learns, cells(p)))}
-    return books | {n: ROOT / 'tests' / 'support' / 'learning.py' for n in functions()}
-
-
-def functions():
-    "Names of the public functions of tests/support/learning.py"
-    p = ROOT / 'tests' / 'support' / 'learning.py'
-    return re.findall(r'^def ([a-z]\w*)\(seed, precision\)', p.read_text(encoding='utf-8'), re.M) if p.is_file() else []
+    functions = re.findall(r'^def ([a-z]\w*)\(seed, precision\)', LEARNING.read_text(encoding='utf-8'), re.M)
+    return books | dict.fromkeys(functions, LEARNING)
 
 
 # ---------------------------------------------------------------- in a process of its own, for its instruction set
@@ -131,7 +120,7 @@ def notebook_runner(path):
 
 
 def function_runner(name):
-    sys.path.insert(0, str(ROOT / 'tests' / 'support'))
+    sys.path.insert(0, str(LEARNING.parent))
     import learning
 
     return getattr(learning, name)
@@ -159,20 +148,8 @@ def work(name, todo):
             run(seed, precision)
         except Exception as e:
             trouble = f'{type(e).__name__}: {e}'.splitlines()[0]
-        print(
-            json.dumps(
-                dict(
-                    seed=seed,
-                    threads=threads,
-                    precision=precision,
-                    margins=testing.MARGINS,
-                    trouble=trouble,
-                    seconds=round(time.time() - start, 1),
-                )
-            ),
-            file=out,
-            flush=True,
-        )
+        facts = dict(seed=seed, threads=threads, precision=precision, margins=testing.MARGINS, trouble=trouble)
+        print(json.dumps(facts | dict(seconds=round(time.time() - start, 1))), file=out, flush=True)
         if run is None:
             break  # the notebook itself does not run
 
