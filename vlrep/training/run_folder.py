@@ -6,18 +6,17 @@
 __all__ = ['save_weights', 'load_weights', 'save_checkpoint', 'check_folder', 'Run', 'open_run_folder']
 
 # %% ../../nbs/training/50_run_folder.ipynb #6b66b967
+import io
 import json
-import os
-import re
 import shutil
 from contextlib import ExitStack
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
 
+import safetensors.torch
 import torch
 from fastcore.basics import patch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
 from vlrep.core.files import (
     FilePath,
@@ -36,16 +35,12 @@ from ..core.run_facts import FORMAT, check_format, facts_seal, read_log, read_ru
 from ..core.weights import check_weights, read_pickle, weights_sha256
 
 # %% ../../nbs/training/50_run_folder.ipynb #746750e0
-_UMASK = os.umask(0)
-os.umask(_UMASK)
-
-
-def _unwritten(path, error):
-    "Return a library's write error, such as a full disk, as an `OSError`"
-    n = re.search(r'os error (\d+)', str(error))
-    if n:
-        return write_error(OSError(int(n[1]), os.strerror(int(n[1]))), path)
-    return OSError(f'{path}: cannot be written ({str(error).splitlines()[0]})')
+def _write_bytes(path, data):
+    "Write bytes; an `OSError` names the file, and says if the disk is full"
+    try:
+        Path(path).write_bytes(data)
+    except OSError as e:
+        raise write_error(e, path) from None
 
 
 def save_weights(
@@ -63,19 +58,10 @@ def save_weights(
             tied[name] = seen[key]
         else:
             seen[key] = name
-            tensors[name] = t.detach().cpu().contiguous()
-    # parts of one tensor share memory without being equal: give each its own
-    taken = {}
-    for name, t in tensors.items():
-        at = t.untyped_storage().data_ptr() if t.numel() else name
-        tensors[name] = t.clone() if at in taken else t
-        taken[at] = name
-    notes = json.dumps(dict(tied=tied, **metadata), sort_keys=True)
-    try:
-        save_file(tensors, path, metadata=dict(notes=notes))  # one entry: several are in no order
-    except SafetensorError as e:
-        raise _unwritten(path, e) from e
-    os.chmod(path, 0o666 & ~_UMASK)  # safetensors makes files that other users may not read
+            # a copy: parts of one tensor share memory without being equal
+            tensors[name] = t.detach().cpu().clone(memory_format=torch.contiguous_format)
+    notes = json.dumps(dict(tied=tied, **metadata), sort_keys=True)  # one entry: several are in no order
+    _write_bytes(path, safetensors.torch.save(tensors, metadata=dict(notes=notes)))
 
 # %% ../../nbs/training/50_run_folder.ipynb #24501c17
 def _frozen_part(path, digest):
@@ -114,40 +100,6 @@ def load_weights(
     return check_weights(w, path)
 
 # %% ../../nbs/training/50_run_folder.ipynb #85cb06b9
-class _Noting:
-    "A file for `torch.save`, which hides why a write failed: `error` is the reason"
-
-    def __init__(self, file):
-        self.file = file
-        self.error = None
-
-    def write(self, data):
-        try:
-            return self.file.write(data)
-        except OSError as e:
-            self.error = e
-            raise
-
-    def flush(self):
-        self.file.flush()
-
-
-def _save_state(state, path):
-    "Save with `torch.save`; raise an `OSError` that names the file if it cannot be written"
-    noting = None
-    try:
-        with open(path, 'wb') as f:
-            noting = _Noting(f)
-            torch.save(state, noting)
-    except (OSError, RuntimeError) as e:
-        why = noting and noting.error or e
-        if isinstance(why, OSError):
-            raise write_error(why, path) from None
-        if 'PytorchStreamWriter' in str(e):
-            raise _unwritten(path, e) from e
-        raise  # not the file's: a signal may raise anything anywhere
-
-
 def save_checkpoint(
     folder: FilePath,  # Where; an existing checkpoint is replaced
     weights: dict,  # Name -> tensor
@@ -157,7 +109,9 @@ def save_checkpoint(
     "Write `model.safetensors`, `state.pt` and their checksums, whole or not at all"
     with atomic_folder(folder) as new:
         save_weights(new / 'model.safetensors', weights, **metadata)
-        _save_state(state, new / 'state.pt')
+        data = io.BytesIO()  # in a file, torch.save hides why a write failed
+        torch.save(state, data)
+        _write_bytes(new / 'state.pt', data.getbuffer())
         files = {p.name: dict(bytes=p.stat().st_size, sha256=file_sha256(p)) for p in sorted(new.iterdir())}
         write_json(new / 'manifest.json', dict(format=FORMAT, files=files))
 
@@ -172,28 +126,23 @@ def check_folder(
         folder = old  # a writer died, or is, between its two renames
     if not folder.is_dir():
         raise ValueError(f'{folder}: no such checkpoint')
-    man = read_json(folder / 'manifest.json')
-    check_format(man, folder / 'manifest.json')
-    if not isinstance(man, dict) or not isinstance(man.get('files'), dict):
-        raise ValueError(f'{folder / "manifest.json"}: damaged, it lists no files')
+    manifest = read_json(folder / 'manifest.json')
+    check_format(manifest, folder / 'manifest.json')
     for name in ('model.safetensors', 'state.pt'):
-        want = man['files'].get(name)
-        if (
-            not isinstance(want, dict)
-            or not isinstance(want.get('bytes'), int)
-            or not isinstance(want.get('sha256'), str)
-        ):
-            raise ValueError(f'{folder / "manifest.json"}: damaged, it does not describe {name}')
+        try:
+            size = manifest['files'][name]['bytes']
+            digest = manifest['files'][name]['sha256']
+        except (KeyError, TypeError):
+            raise ValueError(f'{folder / "manifest.json"}: damaged, it does not describe {name}') from None
         p = folder / name
         if not p.is_file():
             raise ValueError(f'{p}: missing')
         n = p.stat().st_size
         if n == 0:
             raise ValueError(f'{p}: empty')
-        if n != want['bytes']:
-            how = 'truncated' if n < want['bytes'] else 'too long'
-            raise ValueError(f'{p}: {how}, {n} bytes instead of {want["bytes"]}')
-        if file_sha256(p) != want['sha256']:
+        if n != size:
+            raise ValueError(f'{p}: truncated or replaced, {n} bytes instead of {size}')
+        if file_sha256(p) != digest:
             raise ValueError(f'{p}: damaged, its SHA-256 is not the one in manifest.json')
     return folder
 
@@ -341,49 +290,42 @@ def checkpoint(
 ) -> Path:  # Its folder, checked
     "Find a checkpoint; a `ValueError` says what is wrong with it, and which others there are"
     steps = self.saved()
+    instead = ''
+    if which != 'best' and (self / 'best').is_dir():
+        instead = f'; there is the best one, {self / "best"}: ask for best'
     if which == 'best':
         folder = self / 'best'
     elif which == 'last':
         if not steps:
-            raise ValueError(f'{self / "steps"}: holds no checkpoint' + self._instead(which))
+            raise ValueError(f'{self / "steps"}: holds no checkpoint{instead}')
         folder = self / f'steps/{steps[-1]:06d}'
     elif str(which).isdecimal():
         folder = self / f'steps/{int(which):06d}'
     else:
         raise ValueError(f'checkpoint {which!r}: there are last, best and the steps {steps}')
     others = [s for s in steps if f'{s:06d}' != folder.name]
+    if others:
+        instead = f'; there are checkpoints of the steps {others}'
     try:
         return check_folder(folder)
     except ValueError as e:
-        raise ValueError(
-            f'{e}' + (f'; there are checkpoints of the steps {others}' if others else self._instead(which))
-        ) from None
+        raise ValueError(f'{e}{instead}') from None
 
 # %% ../../nbs/training/50_run_folder.ipynb #8ba3d24c
-@patch
-def _instead(self: Run, which):
-    "Point messages to the best checkpoint where no numbered one is left; '' if there is none"
-    return (
-        f'; there is the best one, {self / "best"}: ask for best'
-        if which != 'best' and (self / 'best').is_dir()
-        else ''
-    )
-
-
 @patch
 def start(
     self: Run,
     which: str | int = 'last',  # last, best, or the number of a step; 0 is the beginning
 ) -> Path:  # A checkpoint, checked; None: from the beginning
     "Return the checkpoint to resume a run from; without any numbered one, that is the best one"
+    numbered = self.saved()
     best = (self / 'best').is_dir() or (self / '.best.old').is_dir()
-    alone = best and not self.saved()
-    if str(which) == '0' or which == 'last' and not best and not self.saved():
+    if str(which) == '0' or which == 'last' and not best and not numbered:
         return None
+    if numbered or not best:
+        return self.checkpoint(which)
     try:
-        if alone and which == 'last':
-            return self.checkpoint('best')
-        if alone and str(which).isdecimal() and self.state('best')['step'] == int(which):
+        if which == 'last' or str(self.state('best')['step']) == str(which):
             return self.checkpoint('best')
     except ValueError as e:
         anew = 'remove the folder and begin again' if 'finetune' in self.info else '--at 0 begins the run anew'
