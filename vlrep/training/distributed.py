@@ -36,10 +36,6 @@ class Dist:
     device: str = 'cpu'  # Where it computes
     timeout: float = 600.0  # Seconds after which it gives up waiting for the others
 
-    def __post_init__(self):
-        if not 0 <= self.rank < self.world_size:
-            raise ValueError(f'rank={self.rank} of world_size={self.world_size}')
-
     def check(self) -> None:
         "Check that PyTorch's process group has the size of this object; else a `ValueError`"
         n = distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
@@ -136,6 +132,16 @@ def _number(name):
         raise ValueError(f'{name}={text}: expected a whole number; start the processes with torchrun') from None
 
 
+def _wait(condition, seconds):
+    "Wait until `condition()` holds, at most so many seconds; return whether it does"
+    until = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.05)
+    return True
+
+
 def _is_host(rank):
     "Tell whether this process hosts the common store; where `torchrun`'s agent hosts it, none does"
     return rank == 0 and os.environ.get('TORCHELASTIC_USE_AGENT_STORE') != 'True'
@@ -148,13 +154,10 @@ def _reach(address, port, timeout):
     while True:
         try:
             return socket.create_connection((address, port), timeout=5).close()
-        except ConnectionRefusedError as e:
-            # rank 0 may be about to begin
-            why = e
-            limit = timeout
         except OSError as e:
             why = e
-            limit = min(timeout, _REACH)
+        # an address that refuses is right: rank 0 may be about to begin
+        limit = timeout if isinstance(why, ConnectionRefusedError) else min(timeout, _REACH)
         waited = time.monotonic() - begun
         if waited >= limit:
             raise ProcessFailure(
@@ -195,23 +198,21 @@ def _missing(store, what, dist):
 def _meet(store, dist):
     "Wait until all processes are there; a `ProcessFailure` says which one was refused, or did not come"
     store.set(f'vlrep/here/{dist.rank}', '1')
-    until = time.monotonic() + dist.timeout
-    while late := _missing(store, 'here', dist):
-        if store.check(['vlrep/refused']):
-            why = store.get('vlrep/refused').decode()
-            store.set(f'vlrep/heard/{dist.rank}', '1')
-            _linger(store, dist)
-            raise ProcessFailure(why)
-        if time.monotonic() > until:
-            raise ProcessFailure(f'{_ranks(late)} of {dist.world_size} did not come within {dist.timeout:g} s')
-        time.sleep(0.05)
+    _wait(lambda: not _missing(store, 'here', dist) or store.check(['vlrep/refused']), dist.timeout)
+    late = _missing(store, 'here', dist)
+    if late and store.check(['vlrep/refused']):
+        why = store.get('vlrep/refused').decode()
+        _linger(store, dist)
+        raise ProcessFailure(why)
+    if late:
+        raise ProcessFailure(f'{_ranks(late)} of {dist.world_size} did not come within {dist.timeout:g} s')
 
 
-def _linger(store, dist, patience=20.0):
-    "Keep the host of the store alive until all others have read why it ends, at most `patience` seconds"
-    until = time.monotonic() + patience
-    while _is_host(dist.rank) and _missing(store, 'heard', dist) and time.monotonic() < until:
-        time.sleep(0.05)
+def _linger(store, dist):
+    "Say that this process has read why all end; the host of the store waits until the others have, at most 20 s"
+    store.set(f'vlrep/heard/{dist.rank}', '1')
+    if _is_host(dist.rank):
+        _wait(lambda: not _missing(store, 'heard', dist), 20.0)
 
 
 def tell_others(
@@ -226,7 +227,6 @@ def tell_others(
             return
         store = _meeting_place(dist.rank, dist.world_size, 20.0)
         store.set('vlrep/refused', f'rank {dist.rank} was refused: {reason}')
-        store.set(f'vlrep/heard/{dist.rank}', '1')
         _linger(store, dist)
 
 # %% ../../nbs/training/05_distributed.ipynb #1d46038f
@@ -306,45 +306,40 @@ def _is_communication_error(e):
     return bool(frames) and Path(frames[-1].filename).is_relative_to(Path(distributed.__file__).parent)
 
 # %% ../../nbs/training/05_distributed.ipynb #a1d7000f
-def _exchange_messages(dist, store, own, patience):
+_PATIENCE = 5.0  # Seconds to wait for the others' reasons
+
+
+def _exchange_messages(dist, store, own):
     """Put the message `own` into the store, and return those of the other ranks
 
     With an empty `own` it waits for the first reason of another rank, or until all have put one; else until all have
-    read its own; at most `patience` seconds. The main process, which may host the store, waits for those that still
+    read its own; at most `_PATIENCE` seconds. The main process, which may host the store, waits for those that still
     read.
     """
-    others = [r for r in range(dist.world_size) if r != dist.rank]
-
-    def received(what):
-        return [r for r in others if store.check([f'vlrep/{what}/{r}'])]
-
-    def wait(seconds, enough):
-        until = time.monotonic() + seconds
-        while not enough() and time.monotonic() < until:
-            time.sleep(0.05)
+    others = {r for r in range(dist.world_size) if r != dist.rank}
 
     def heard():
-        return {r: store.get(f'vlrep/says/{r}').decode() for r in received('says')}
+        return {r: store.get(f'vlrep/says/{r}').decode() for r in others - {*_missing(store, 'says', dist)}}
 
     def finished():
         if own:
-            return len(received('done')) == len(others)
+            return not _missing(store, 'done', dist)
         messages = heard()
         return any(messages.values()) or len(messages) == len(others)
 
     store.set(f'vlrep/says/{dist.rank}', own)
-    wait(patience, finished)
+    _wait(finished, _PATIENCE)
     messages = heard()
     store.set(f'vlrep/done/{dist.rank}', '1')
     if dist.is_main:
-        wait(1.0, lambda: set(received('done')) >= set(messages))
+        _wait(lambda: messages.keys().isdisjoint(_missing(store, 'done', dist)), 1.0)
     return messages
 
 
-def _describe_cause(dist, store, e, patience):
+def _describe_cause(dist, store, e):
     "Describe which rank caused the error `e`, and why"
     try:
-        message = _exchange_messages(dist, store, '', patience)
+        message = _exchange_messages(dist, store, '')
     except RuntimeError:
         return 'rank 0 has ended without a message'
     if why := [f'rank {r} failed: {text}' for r, text in message.items() if text]:
@@ -361,12 +356,9 @@ def _earlier_message(store, dist, e):
     "Return why the main process failed, if it did so before this one and for another reason than `e`; else ''"
     if dist.is_main or _is_communication_error(e):
         return ''
-    until = time.monotonic() + 1
     with suppress(RuntimeError):
-        while not store.check(['vlrep/says/0']):
-            if time.monotonic() > until:
-                return ''
-            time.sleep(0.05)
+        if not _wait(lambda: store.check(['vlrep/says/0']), 1.0):
+            return ''
         text = store.get('vlrep/says/0').decode()
         if not text or text == f'{type(e).__name__}: {e}':
             return ''
@@ -379,7 +371,6 @@ def _earlier_message(store, dist, e):
 @contextmanager
 def propagate_errors(
     dist: Dist,  # The processes that all run the body
-    patience: float = 5.0,  # Seconds to wait for the others' reasons
 ) -> 'Iterator[None]':
     "Raise an error of one process in all; the others get a `ProcessFailure` with its rank and reason"
     try:
@@ -394,14 +385,14 @@ def propagate_errors(
         if first:
             raise ProcessFailure(first) from e
         if _is_communication_error(e):
-            raise ProcessFailure(_describe_cause(dist, store, e, patience)) from e
+            raise ProcessFailure(_describe_cause(dist, store, e)) from e
         # on CPUs, processes that wait for this one fail at once
         if dist.device == 'cpu':
             distributed.destroy_process_group()
         own = f'{type(e).__name__}: {e}'
         messages = {}
         with suppress(RuntimeError):
-            messages = _exchange_messages(dist, store, own, patience)
+            messages = _exchange_messages(dist, store, own)
         if messages.get(0) == own and 'TORCHELASTIC_RUN_ID' in os.environ:
             # rank 0 reports the same error, and torchrun's processes share one terminal
             raise SystemExit(1 if isinstance(e, OSError) else 2) from e
