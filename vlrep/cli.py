@@ -46,8 +46,8 @@ from .methods.base import METHODS
 _CONFIG = DisallowNone, FlagCreatePairsOff, OmitArgPrefixes
 
 
-def _option(word, help=None, kind=str, names=()):
-    "Make the type of an optional option: a `kind`, shown as `word` in the help, and one of `names` if given"
+def _option(word, help=None, kind=str, names=(), least=None):
+    "Make the type of an optional option: a `kind`, shown as `word` in the help, with what is allowed if given"
 
     def read(argv):
         if not argv[0].strip():
@@ -55,9 +55,12 @@ def _option(word, help=None, kind=str, names=()):
         if names and argv[0] not in names:
             raise did_you_mean(word.lower(), argv[0], names)
         try:
-            return kind(argv[0])
+            value = kind(argv[0])
         except ValueError:
             raise ValueError(f'{argv[0]!r} is not {"a whole number" if kind is int else "a number"}')
+        if least is not None and value < least:
+            raise ValueError(f'{value}: at least {least}')
+        return value
 
     help = ' '.join(filter(None, (names and f'One of: {", ".join(names)}', help))) or None
     spec = PrimitiveConstructorSpec(1, word, read, lambda v: v is None or isinstance(v, kind), lambda v: [str(v)])
@@ -89,6 +92,7 @@ def _made(name, rows, help_text=None):
 
 _NAME, _FILE, _DIR = map(_option, ('NAME', 'FILE', 'DIR'))
 _N = _option('N', kind=int)
+_COUNT = _option('N', kind=int, least=1)
 _FLAG = Annotated[bool, arg(help_behavior_hint='')]
 _PLUGIN = _repeated('FILE', 'A Python file that registers a method, a dataset or an evaluation')
 
@@ -167,16 +171,6 @@ _SET = _repeated('FIELD=VALUE', 'Another way to write --FIELD VALUE, for the opt
 _A_RUN = Positional[Annotated[str, arg(metavar='RUN', help='A run folder')]]
 
 
-def _pretrain_names(recipes):
-    "Method, data and recipe, by the names that are registered"
-    rows = [
-        ('method', _one_of(METHODS, '(default: virtex)'), None),
-        ('data', _one_of(DATASETS, '(default: world)'), None),
-        ('recipe', _one_of(recipes, '(default: the one called like the data)'), None),
-    ]
-    return _made('_Names', rows, 'What is pretrained on what')
-
-
 @dataclass(frozen=True)
 class _Pretrain:
     "The run"
@@ -228,16 +222,18 @@ Exit codes: 0 done; 1 a system error (full disk, no permission); 2 a wrong argum
 checkpoint by Ctrl-C 130, SIGTERM 143, SIGUSR1 138. A second signal ends the process at once."""
 
 
-def _training_options(command, argv, groups, help_text, *, recipe, sizes):
-    "Parse the arguments of a command that pretrains; `changes` are those of the recipe and of the data"
+def _options_and_fields(command, argv, groups, help_text, parts, **how):
+    "Parse a command's options, `groups`, and the fields of `parts`, (values, help) each: given ones are `changes`"
     taken = {'help', *(f.name for group in groups.values() for f in fields(group))}
-    sections = dict(
-        recipe=_field_options(recipe, 'Of the recipe', taken),
-        data=_field_options(sizes, type(sizes).__doc__, taken),
-    )
+    sections = {name: _field_options(part, text, taken, **how) for name, (part, text) in parts.items()}
     got = vars(_parse(command, _made(f'_{command.title()}', [*groups.items(), *sections.items()], help_text), argv))
-    changes = _changes([got[part] for part in sections], got['main'].set)
-    return {**_given(*(got[g] for g in groups)), 'changes': changes}
+    changes = _changes([got[name] for name in sections], getattr(got['main'], 'set', ()))
+    return {**_given(*(got[name] for name in groups)), 'changes': changes}
+
+
+def _recipe_and_sizes(recipe, sizes):
+    "The fields that may change in pretraining"
+    return dict(recipe=(recipe, 'Of the recipe'), sizes=(sizes, type(sizes).__doc__))
 
 
 def _pretrain_options(argv):
@@ -248,9 +244,15 @@ def _pretrain_options(argv):
     data = arguments.data if arguments.data in DATASETS else 'world'
     recipes = METHODS[method].recipes
     name = recipe_name(method, arguments.recipe if arguments.recipe in recipes else None, data)
-    groups = dict(names=_pretrain_names(recipes), main=_Pretrain, job=_PretrainJob, backbone=_Backbone, trial=_Trial)
-    parts = dict(recipe=get_recipe(method, name), sizes=DATASETS[data].options)
-    return _training_options('pretrain', argv, groups, _ABOUT, **parts)
+    rows = [
+        ('method', _one_of(METHODS, '(default: virtex)'), None),
+        ('data', _one_of(DATASETS, '(default: world)'), None),
+        ('recipe', _one_of(recipes, '(default: the one called like the data)'), None),
+    ]
+    names = _made('_Names', rows, 'What is pretrained on what')
+    groups = dict(names=names, main=_Pretrain, job=_PretrainJob, backbone=_Backbone, trial=_Trial)
+    parts = _recipe_and_sizes(get_recipe(method, name), DATASETS[data].options)
+    return _options_and_fields('pretrain', argv, groups, _ABOUT, parts)
 
 
 def _values(arguments, names):
@@ -357,11 +359,11 @@ def _evaluate_config():
     for k, o in {k: o for e in EVALUATIONS.values() for k, o in e.options.items()}.items():
         choices = o.allowed or o.registry or ()
         kind = str if o.default is None else type(o.default)
-        help = (
-            o.help
-            + (f'; one of: {", ".join(choices)}' if choices else '')
-            + (f' (default: {o.default})' if o.default else '')
-        )
+        help = o.help
+        if choices:
+            help += f'; one of: {", ".join(choices)}'
+        if o.default:
+            help += f' (default: {o.default})'
         rows.append((k, _option('N' if kind is int else 'VALUE', help, kind), None))
     return _made('_Evaluate', [*rows, ('plugin', _PLUGIN, ())], 'Evaluate a trained model')
 
@@ -424,7 +426,7 @@ class _Benchmark:
 
     quick: _FLAG = False  # Small sizes, a minute on a CPU; only to see that everything works
     device: _NAME = None  # cpu, cuda, cuda:1 (default: the GPU if there is one)
-    batch: _N = None  # Images a step (default: 64; on a CPU 8 of the paper's model)
+    batch: _COUNT = None  # Images a step (default: 64; on a CPU 8 of the paper's model)
     out: _FILE = None  # A file for the numbers, as JSON
     plugin: _PLUGIN = ()
 
@@ -432,8 +434,6 @@ class _Benchmark:
 def _benchmark(argv):
     "Measure images a second of training steps and of the loader"
     options = _parse('benchmark', _Benchmark, argv)
-    if options.batch is not None and options.batch < 1:
-        raise ValueError(f'--batch {options.batch}: at least 1 image a step')
     from vlrep.experiments.benchmark import run_benchmark
 
     run_benchmark(**_given(options))
@@ -449,7 +449,7 @@ class _StudyPlan:
     file: _A_STUDY
     recorded: _DIR = None  # Finished run folders to take times from, instead of timing a few steps
     root: _DIR = None  # Folder of its photos (default: that in the file)
-    jobs: int = 1  # Trainings at a time
+    jobs: _COUNT = 1  # Trainings at a time (default: 1)
     quick: _FLAG = False  # In the size of its [quick]: only to see that everything works
     plugin: _PLUGIN = ()
 
@@ -461,7 +461,7 @@ class _StudyRun:
     file: _A_STUDY
     out: _option('DIR', 'Folder of the study')
     root: _DIR = None  # Folder of its photos (default: that in the file)
-    jobs: int = 1  # Trainings at a time, each with one thread
+    jobs: _COUNT = 1  # Trainings at a time, each with one thread (default: 1)
     mix: _FLAG = False  # Continue although lines were made by other code, versions or processors; the page names them
     quick: _FLAG = False  # In the size of its [quick]: only to see that everything works
     plugin: _PLUGIN = ()
@@ -485,8 +485,6 @@ def _study(argv):
 
         print(f'report: {write_study_report(options.path, options.out)}')
         return
-    if options.jobs < 1:
-        raise ValueError(f'--jobs {options.jobs}: at least 1')
     from vlrep.studies.plan import read_study
 
     study = read_study(options.file, options.quick)
@@ -511,16 +509,16 @@ def _of_data(name, argv, own):
     "Parse a command that reads any dataset: its own options, and `options`, the sizes of generated data"
     builder = DATASETS.get(_first(name, _made('_First', [('data', _NAME, None)]), argv).data)
     groups = dict(names=_made('_Names', [('data', _one_of(DATASETS))], 'The dataset'), main=own)
-    if builder and (not builder.read or any(k != 'max_corrupt' for k in builder.reads)):
-        taken = {'help', 'data', *(f.name for f in fields(own))}
-        only = builder.reads if builder.read else None
-        groups['sizes'] = _field_options(builder.options, f'Of {builder.name}', taken, only)
-    got = vars(_parse(name, _made(f'_{name.title()}', [*groups.items()], own.__doc__), argv))
-    options = {k: v for k, v in _given(got['names'], got['main']).items() if v is not None}
+    only = builder.reads if builder and builder.read else None
+    parts = {}
+    if builder and only != ('max_corrupt',):
+        parts['sizes'] = builder.options, f'Of {builder.name}'
+    a = _options_and_fields(name, argv, groups, own.__doc__, parts, only=only)
+    options = {k: v for k, v in a.items() if v is not None}
+    changes = options.pop('changes')
     builder.check_root(options.get('root'))
     check_damage(options.get('max_corrupt'))
-    if 'sizes' in got:
-        changes = _changes([got['sizes']])
+    if parts:
         options['options'] = check_fields(override(builder.options, changes))
         builder.check_options(options['options'], {c.partition('=')[0] for c in changes})
     return options
@@ -570,22 +568,13 @@ class _Finetune(_Tuned):
     region_files: _option('PATH') = None  # A store of regions of the photos (see vlrep regions); for boxes also a file
     which: _NAME = None  # Checkpoint to start from: best, last, or the number of a step (default: best)
 
-
-def _finetune_names():
-    "Task and data, by the names that are registered"
-    sources = dict.fromkeys(d for t in TASKS.values() for d in t.sources)
-    data = _one_of(sources, '(default: those of --root, else world)')
-    return _made('_Names', [('task', _one_of(TASKS), None), ('data', data, None)], 'The task')
-
 # %% ../nbs/90_cli.ipynb #f17e0003
-def _tuning_options(command, argv, own, help_text, source):
+def _tuning_options(command, argv, groups, help_text, source):
     "Parse the arguments of a command that fine-tunes, with the changes of its plan and of its data"
-    taken = {'help', *(f.name for group in own.values() for f in fields(group))}
-    groups = dict(plan=_field_options(PLANS[source.plan], 'How it is trained', taken, flags=True))
+    parts = dict(plan=(PLANS[source.plan], 'How it is trained'))
     if source.options:
-        groups['sizes'] = _field_options(source.options, 'Of the data', taken)
-    got = vars(_parse(command, _made(f'_{command.title()}', [*own.items(), *groups.items()], help_text), argv))
-    return {**_given(*(got[g] for g in own)), 'changes': _changes([got[g] for g in groups])}
+        parts['sizes'] = source.options, 'Of the data'
+    return _options_and_fields(command, argv, groups, help_text, parts, flags=True)
 
 
 def _finetune_options(argv):
@@ -594,8 +583,10 @@ def _finetune_options(argv):
     arguments = _first('finetune', _made('_First', rows), argv)
     task = TASKS[arguments.task if arguments.task in TASKS else next(iter(TASKS))]
     source = task.source(arguments.data or task.default_data(arguments.root))
-    own = dict(names=_finetune_names(), main=_Finetune, job=_Job)
-    return _tuning_options('finetune', argv, own, _ABOUT_FINETUNE, source)
+    sources = dict.fromkeys(d for t in TASKS.values() for d in t.sources)
+    data = _one_of(sources, '(default: those of --root, else world)')
+    names = _made('_Names', [('task', _one_of(TASKS), None), ('data', data, None)], 'The task')
+    return _tuning_options('finetune', argv, dict(names=names, main=_Finetune, job=_Job), _ABOUT_FINETUNE, source)
 
 # %% ../nbs/90_cli.ipynb #f17e0004
 def _finetune(argv):
@@ -630,8 +621,8 @@ def _resume(argv):
         source = TASKS[spec.task].source(spec.data)
         a = _tuning_options('resume', argv, dict(main=_Tuned, job=_Job), _ABOUT_RESUME, source)
     else:
-        parts = dict(recipe=spec.recipe, sizes=spec.options)
-        a = _training_options('resume', argv, groups, _ABOUT_RESUME, **parts)
+        parts = _recipe_and_sizes(spec.recipe, spec.options)
+        a = _options_and_fields('resume', argv, groups, _ABOUT_RESUME, parts)
     runtime = replace(recorded_runtime(run), **_runtime_values(a))
     how = _values(a, ('at', 'inexact'))
     from vlrep.experiments.pretrain import resume_run
@@ -657,9 +648,9 @@ class _Paraphrase:
     via: _option('LANGUAGES') = None  # Languages to go through, separated by commas (default: fr,de)
     forward_model: _option('MODEL', 'From English into the language, ' + _MODEL.format('en-{via}')) = None
     back: _option('MODEL', 'From the language into English, ' + _MODEL.format('{via}-en')) = None
-    batch: _N = None  # Sentences at a time (default: 32)
-    beams: _N = None  # Width of the beam (default: 4)
-    limit: _N = None  # Write at most N captions (default: all)
+    batch: _COUNT = None  # Sentences at a time (default: 32)
+    beams: _COUNT = None  # Width of the beam (default: 4)
+    limit: _COUNT = None  # Write at most N captions (default: all)
     device: _NAME = None  # cpu, cuda, cuda:1 (default: the GPU if there is one)
     max_corrupt: _MAX_DAMAGED = None
     plugin: _PLUGIN = ()
@@ -668,9 +659,6 @@ class _Paraphrase:
 def _paraphrase(argv):
     "Paraphrase the captions of a dataset by translating them into other languages and back"
     options = _of_data('paraphrase', argv, _Paraphrase)
-    for k in ('batch', 'beams', 'limit'):
-        if options.get(k, 1) < 1:
-            raise ValueError(f'--{k.replace("_", "-")} {options[k]}: at least 1')
     if 'via' in options:
         options['via'] = [v.strip() for v in options['via'].split(',') if v.strip()]
     if options.get('via') == []:
@@ -713,9 +701,11 @@ class _Regions:
         'Weights of the detector or the backbone; of a detector also their name in torchvision '
         '(default: DEFAULT, downloaded; a backbone needs a file)',
     ) = None
-    max_regions: _option('N', 'Regions of a photo, the most confident first (default: 100 of a detector)', int) = None
+    max_regions: _option(
+        'N', 'Regions of a photo, the most confident first (default: 100 of a detector)', int, least=1
+    ) = None
     size: _option(
-        'N', 'Side in pixels that photos are stretched to for cells (default: 224, or that of the run)', int
+        'N', 'Side in pixels that photos are stretched to for cells (default: 224, or that of the run)', int, least=1
     ) = None
     which: _WHICH = 'best'
     classes: _option(
@@ -743,9 +733,6 @@ def _regions(argv):
         one_of('--by', by, _REGION_SOURCES)
     if by == 'grid' and 'weights' not in a:
         raise ValueError('--weights is missing: with --by grid a file with the weights of the backbone')
-    for k in ('max_regions', 'size'):
-        if a.get(k, 1) < 1:
-            raise ValueError(f'--{k.replace("_", "-")} {a[k]}: at least 1')
     check_damage(a.get('max_corrupt'))
     from vlrep.experiments.region_files import make_regions
 
