@@ -242,11 +242,8 @@ def test_many_visible_checks_are_seen():
 MODEL = re.compile(r'(^|[._])(model|body)$')
 # a word of the log
 ASKED = {
-    ('training.momentum_contrast', 'momentum_update'),
-    ('training.momentum_contrast', 'stage_keys'),  # by `check`, to refuse a model
     ('training.precision', 'visual'),
     ('training.shared_options', 'visual'),  # None of a model without a backbone
-    ('training.precision', 'low_precision'),
 }
 
 

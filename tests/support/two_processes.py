@@ -129,7 +129,7 @@ def train(name, dist, data, accumulate=1, **changes):
     rec.averages = [dist.objects(x) for x in own]
     rec.weights = learn.model.state_dict()
     rec.samples = learn.train_state.samples
-    rec.held = learn.recorder.loss.value.item()
+    rec.held = learn.recorder.loss.value
     assert learn.dist == dist and all(type(m).__name__ != 'SyncedBatchNorm' for m in learn.model.modules())
     return rec
 

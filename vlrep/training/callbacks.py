@@ -145,8 +145,6 @@ class SkipNonFinite(StatefulCallback):
         limit: int = 10,  # Bad steps in a row that end the fit
         log=None,  # File to which each of them is appended as a line of JSON
     ):
-        if limit < 1:
-            raise ValueError(f'limit must be at least 1 step, not {limit}')
         self.limit = limit
         self.log = log
         self.bad_in_a_row = 0
@@ -155,9 +153,7 @@ class SkipNonFinite(StatefulCallback):
 
     def before_fit(self) -> None:
         self.run = is_training(self.learn)
-        self.learn.bad = False
-        if not (hasattr(self.learn, 'accumulate') and self.learn.accumulate.micro):
-            # else a window is open
+        if not self.learn.accumulate.micro:  # else a window is open
             self.why = None
             self.ids = []
         self.now = [b for b in self.model.buffers() if b.is_floating_point() and b.numel() <= _SMALL]
@@ -165,7 +161,6 @@ class SkipNonFinite(StatefulCallback):
 
     def before_batch(self) -> None:
         "Remember what the forward pass will change"
-        self.learn.bad = False
         if self.now:
             torch._foreach_copy_(self.old, self.now)
         if 'id' in self.yb[0]:
@@ -173,7 +168,7 @@ class SkipNonFinite(StatefulCallback):
 
     def after_loss(self) -> None:
         loss = self.loss_grad
-        if getattr(self.learn, 'dist', Dist()).world_size > 1:  # all processes must leave out the same steps
+        if self.learn.dist.world_size > 1:  # all processes must leave out the same steps
             loss = self.loss_func.whole_total
         if not loss.isfinite():
             self.learn.bad = True
@@ -193,7 +188,6 @@ class SkipNonFinite(StatefulCallback):
 
     def after_cancel_step(self) -> None:
         "Count the step, unless the scaler skipped it while adjusting its factor"
-        self.learn.bad = True
         scaler = self.learn.precision.scaler if hasattr(self.learn, 'precision') else None
         if self.why is None and scaler and scaler.get_scale() >= 1:
             return
@@ -210,7 +204,7 @@ class SkipNonFinite(StatefulCallback):
     def _record_bad_step(self, why):
         "Log a skipped step with its samples; end the fit with `TrainingDiverged` after `limit` in a row"
         names = getattr(getattr(self.dls.train, 'source', None), 'ids', None)
-        seen = sum(getattr(self.learn, 'dist', Dist()).objects(self.ids), [])
+        seen = sum(self.learn.dist.objects(self.ids), [])
         ids = [names[i] if names is not None else i for i in seen]
         step = self.learn.train_state.step + 1
         if self.log:
@@ -248,7 +242,7 @@ def default_callbacks(
     callbacks = [LRScheduler(schedule)]
     if recipe.clip:
         callbacks.append(GradientClip(recipe.clip))
-    callbacks += [StepSeed(seed, dist.rank), MixedPrecision(precision, out=None), SkipNonFinite()]
+    callbacks += [StepSeed(seed, dist.rank), MixedPrecision(precision), SkipNonFinite()]
     if dist.world_size > 1:
         callbacks.append(DDPTraining(dist, getattr(recipe, 'sync_bn', False)))
     return callbacks + option_callbacks(recipe)

@@ -38,24 +38,18 @@ class Checkpointer(StatefulCallback):
         self.every = every
         self.at = 0
 
-    @property
-    def main(self) -> bool:
-        return getattr(getattr(self.learn, 'dist', None), 'is_main', True)
-
     def before_fit(self) -> None:
-        self.run = is_training(self.learn) and self.main
+        self.run = is_training(self.learn) and self.learn.dist.is_main
 
     def where(self) -> str:
         "Describe for messages what is saved"
-        if not hasattr(self.folder, 'saved'):
-            return f'; the last checkpoint is that of step {self.at}' if self.at else ''
         if steps := self.folder.saved():
             return f'; the last checkpoint is that of step {steps[-1]} in {self.folder.path}'
         return f'; the only checkpoint is {self.folder / "best"}' if (self.folder / 'best').is_dir() else ''
 
     def save(self, *names) -> None:
         "Save the present state under `names`"
-        if not self.main:
+        if not self.learn.dist.is_main:
             return
         s = self.learn.train_state
         self.at = s.step
@@ -80,10 +74,10 @@ class Checkpointer(StatefulCallback):
             self.save('last')
 
     def after_epoch(self) -> None:
-        v = self.recorder.loss.value
+        loss = self.recorder.loss.value
         s = self.learn.train_state
-        if v is not None and float(v) < s.best_loss:
-            s.best_loss = float(v)
+        if loss is not None and loss < s.best_loss:
+            s.best_loss = loss
             s.best_step = s.step
             self.save('best', 'last')
         else:

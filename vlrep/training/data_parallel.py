@@ -33,13 +33,6 @@ class DDPTraining(BaseCallback):
         self.stack = ExitStack()
         self.window = ExitStack()
 
-    def _open(self):
-        "Return whether an accumulation window is open, and whether the next batch would leave it open"
-        acc = getattr(self.learn, 'accumulate', None)
-        if acc is None:
-            return False, False
-        return acc.micro > 0, acc.micro + 1 < acc.n
-
     def before_fit(self) -> None:
         if self.procs.world_size == 1 or not self.learn.fitting:
             return
@@ -51,7 +44,8 @@ class DDPTraining(BaseCallback):
     def before_batch(self) -> None:
         if self.net is None or not self.training:
             return
-        if self._open()[1]:
+        accumulate = self.learn.accumulate
+        if accumulate.micro + 1 < accumulate.n:  # this batch leaves the window open
             self.window.enter_context(self.net.no_sync())
         self.learn.model = self.net
 
@@ -100,7 +94,7 @@ class DDPTraining(BaseCallback):
         "Average the gradients of an open window over processes, and share the lists of unreadable images"
         if self.net is None:
             return
-        if self._open()[0]:
+        if self.learn.accumulate.micro:
             for g in self.learn.accumulate.grads():
                 g.copy_(self.procs.sum(g) / self.procs.world_size)
         for dl in self.dls.loaders:

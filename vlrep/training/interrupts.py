@@ -113,26 +113,20 @@ class StopOnSignal(BaseCallback):
             return
         state = self.learn.train_state
         save = getattr(self.learn, 'save_run', None)
-        if save and state.step > save.at and not self.several:
+        if save and state.step > save.at and self.learn.dist.world_size == 1:
             save.save('last')
         stopped = TrainingInterrupted(self.note.got, state.step)
         stopped.agreed = False  # the other processes do not know it yet
         raise stopped
 
-    @property
-    def several(self) -> bool:
-        return getattr(getattr(self.learn, 'dist', None), 'world_size', 1) > 1
-
     def before_batch(self) -> None:
         "Let the signal be summed over all processes together with the loss"
-        if self.several:
-            self.loss_func.flag = float(self.note.got is not None)
+        self.loss_func.flag = float(self.note.got is not None)
 
     def after_batch(self) -> None:
-        if self.several:
-            window = getattr(self.learn, 'accumulate', None)
+        if self.learn.dist.world_size > 1:
             # gradients of an open window are those of one process
-            if not self.loss_func.flagged or window and window.micro:
+            if not self.loss_func.flagged or self.learn.accumulate.micro:
                 return
             if not self.note.got:
                 self.note(signal.SIGTERM, None)

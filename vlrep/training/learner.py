@@ -15,6 +15,7 @@ from collections.abc import Callable
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import fastai.callback.hook
@@ -36,18 +37,11 @@ from fastcore.basics import noop, patch
 from PIL import Image, ImageOps
 
 from ..core.files import FilePath, atomic_file, cache_dir
+from ..core.plotting import to_hwc
 from ..data.records import fit_square, open_image
 from .distributed import Dist, current_dist
 
 # %% ../../nbs/training/30_learner.ipynb #3f8fab9b
-def _same(x):
-    return x
-
-
-def _takes_dist(f):
-    return 'dist' in inspect.signature(f).parameters
-
-
 class LossTerm(NamedTuple):
     "One term of a loss: a mean over samples of its own, as their sum and count, and its weight"
 
@@ -112,8 +106,8 @@ class GlobalMeanLoss:
         batch: dict,
     ) -> tuple:  # Total () and count (), of this process
         "Compute the loss, with its terms combined"
-        alone = self.dist.world_size == 1 or not _takes_dist(self.loss)
-        got = self.loss(out, batch) if alone else self.loss(out, batch, dist=self.dist)
+        shared = self.dist.world_size > 1 and 'dist' in inspect.signature(self.loss).parameters
+        got = self.loss(out, batch, dist=self.dist) if shared else self.loss(out, batch)
         self.terms = {}
         self.weighted = {}
         if isinstance(got, dict):
@@ -129,12 +123,6 @@ class GlobalMeanLoss:
                 f'and their number, or {{name: LossTerm}}; this one returned {type(got).__name__}'
             )
         return got
-
-    def activation(self, out: dict) -> dict:
-        return out
-
-    def decodes(self, out: dict) -> object:
-        return getattr(self.loss, 'decodes', _same)(out)
 
     @property
     def rows(self) -> torch.Tensor:
@@ -183,13 +171,13 @@ class EpochLoss(Metric):
             self.weighted = self.weighted + torch.stack(list(l.weighted.values()))
 
     @property
-    def value(self) -> torch.Tensor:
+    def value(self) -> float | None:
         "Total / count, `None` if nothing was counted"
         if not isinstance(self.sums, torch.Tensor):
             return None
         totals, counts = (self.weighted, self.sums[1:, 1]) if self.names else self.sums[:1].unbind(1)
         some = counts > 0
-        return (totals[some] / counts[some]).sum() if some.any() else None
+        return (totals[some] / counts[some]).sum().item() if some.any() else None
 
     @property
     def terms(self) -> dict:
@@ -202,11 +190,10 @@ class _Smooth(AvgSmoothLoss):
     "fastai's running loss, kept on the device: reading it every step would force a synchronisation"
 
     def accumulate(self, learn):
-        if getattr(learn, 'bad', False):
-            return  # see `vlrep.training.callbacks.SkipNonFinite`
+        if learn.bad:
+            return
         l = learn.loss_func
-        several = getattr(getattr(l, 'dist', None), 'world_size', 1) > 1
-        loss = (l.whole_total / l.whole.clamp(min=1e-12)).float() if several else learn.loss.detach()
+        loss = (l.whole_total / l.whole.clamp(min=1e-12)).float()
         self.count += 1
         self.val = torch.lerp(loss, self.val.to(loss), self.beta)
 
@@ -216,9 +203,6 @@ class BaseCallback(Callback):
 
     fastai looks a missing one up in learner and model, which takes time
     """
-
-    def check(self, model: torch.nn.Module) -> None:
-        "Raise a `ValueError` if the model does not suit this callback, before a learner is made"
 
     def _nothing(self):
         pass
@@ -258,9 +242,9 @@ class GradientAccumulation(StatefulCallback):
         self,
         n: int,  # Batches a step
     ):
-        if int(n) != n or n < 1:
-            raise ValueError(f'n must be a whole number of batches, at least 1, not {n!r}')
-        self.n = int(n)
+        if n < 1:
+            raise ValueError(f'n must be at least 1 batch, not {n}')
+        self.n = n
         self.micro = 0
         self.opening = None
         self.counts = None
@@ -303,18 +287,16 @@ class MicroBatchLoader:
         # step:
         # each term becomes a mean over the whole batch, however it is cut into parts
     ):
-        if int(n) != n or n < 1:
-            raise ValueError(f'n must be a whole number of parts, at least 1, not {n!r}')
         self.dl = dl
-        self.parts = int(n)
+        self.parts = n
         self.counts = counts
         self.skip = 0
         if getattr(dl, 'world_size', 1) > 1:
             dl.parts = self.parts
-        rest = getattr(dl, 'n', 0) % getattr(dl, 'bs', 1)
-        if 0 < rest < n:
+        rows = dl.n % dl.bs or dl.bs
+        if rows < n:
             raise ValueError(
-                f'the last batch of an epoch has {rest} rows, too few for {n} parts: accumulate over '
+                f'the last batch of an epoch has {rows} rows, too few for {n} parts: accumulate over '
                 f'fewer, or change the batch size'
             )
 
@@ -334,12 +316,6 @@ class MicroBatchLoader:
         skip = self.skip
         self.skip = 0
         for b, _ in self.dl:
-            rows = min(len(v) for v in b.values())
-            if rows < self.parts and getattr(self.dl, 'world_size', 1) == 1:
-                raise ValueError(
-                    f'a batch of {rows} cannot be cut into {self.parts} parts: accumulate over fewer, or '
-                    f'change the batch size'
-                )
             cut = {k: v.tensor_split(self.parts) for k, v in b.items()}
             micro_batches = [{k: v[i] for k, v in cut.items()} for i in range(self.parts)]
             more = self._counted(micro_batches)
@@ -350,8 +326,10 @@ class MicroBatchLoader:
 
     def _counted(self, micro_batches):
         "Counts of the whole batch, which are added to each part"
-        each = [self.counts(p) for p in micro_batches] if self.counts is not None and self.parts > 1 else [None]
-        return dict(counts={k: sum(c[k] for c in each) for k in each[0]}) if each[0] is not None else {}
+        if self.counts is None or self.parts == 1:
+            return {}
+        each = [self.counts(p) for p in micro_batches]
+        return {} if each[0] is None else dict(counts={k: sum(c[k] for c in each) for k in each[0]})
 
 # %% ../../nbs/training/30_learner.ipynb #64cee440
 def _of_height(sums, rows):
@@ -499,6 +477,7 @@ def before_fit(self: TrainState) -> None:
     self.before = {k: getattr(self, k) for k in self._keep}
     self.begun = None
     self.since = None
+    self.learn.bad = False
     if not self.learn.fitting:
         return
     epochs = self.n_epoch * len(self.dls.train)
@@ -519,6 +498,16 @@ def before_train(self: TrainState) -> None:
 
 # %% ../../nbs/training/30_learner.ipynb #0a92c1d4
 @patch
+def before_batch(self: TrainState) -> None:
+    self.learn.bad = False
+
+
+@patch
+def after_cancel_step(self: TrainState) -> None:
+    self.learn.bad = True
+
+
+@patch
 def after_step(self: TrainState) -> None:
     self.step += 1
 
@@ -529,7 +518,7 @@ def after_batch(self: TrainState) -> None:
     l = self.loss_func
     self.batch += 1
     self.samples += find_bs(self.yb) if l.samples is None else int(l.samples)
-    if getattr(self.learn, 'bad', False):
+    if self.learn.bad:
         return
     self.sums = _of_height(self.sums.to(l.total.device), 1 + len(l.terms)) + l.rows
 
@@ -594,9 +583,8 @@ class PictureView:
             return open_image(images, self.side)
         if isinstance(images, Image.Image):
             return ImageOps.exif_transpose(images).convert('RGB')
-        a = images.cpu().numpy() if isinstance(images, torch.Tensor) else images
-        if isinstance(a, np.ndarray) and a.dtype == np.uint8 and a.ndim == 3 and 3 in (a.shape[2], a.shape[0]):
-            return Image.fromarray(np.ascontiguousarray(a if a.shape[2] == 3 else a.transpose(1, 2, 0)))
+        if getattr(images, 'dtype', None) in (np.uint8, torch.uint8):
+            return Image.fromarray(np.ascontiguousarray(to_hwc(images)))
         raise ValueError(
             f'to predict, give a batch (a dict of tensors), or a picture: a path, a PIL image or a uint8 '
             f'array (h,w,3), not {type(images).__name__}'
@@ -613,9 +601,6 @@ class PictureView:
     train = valid = loaders = property(_gone)
 
 # %% ../../nbs/training/30_learner.ipynb #437a9460
-_pair = 'a loss here is (total, count) of a batch, not one number for each row; `validate()` gives the mean'
-
-
 class BatchLearner(Learner):
     """fastai's Learner for batches that are dicts and losses that return `(total, count)`
 
@@ -624,15 +609,15 @@ class BatchLearner(Learner):
     """
 
     fitting = False  # inside a fit, also in a search for rates
-
-    def get_preds(self, *args, with_loss: bool = False, **kw) -> tuple:
-        "Return predictions as fastai does, without `with_loss`"
-        if with_loss:
-            raise NotImplementedError(f'with_loss: {_pair}')
-        return super().get_preds(*args, **kw)
+    bad = False  # is the present step left out?
+    dist = Dist()
+    accumulate = SimpleNamespace(n=1, micro=0)  # unless there is a `GradientAccumulation`
 
     def loss_not_reduced(self) -> None:
-        raise NotImplementedError(f'loss_not_reduced: {_pair}')
+        "Refused: there is no loss of each row"
+        raise NotImplementedError(
+            'a loss here is (total, count) of a batch, not one number for each row; `validate()` gives the mean'
+        )
 
     def tta(self, *args, **kw) -> None:
         "Refused: views are part of the loader"
@@ -640,27 +625,14 @@ class BatchLearner(Learner):
             'tta: the views are part of the loader; average `get_preds(dl=dls.valid.new(aug=...))` over those you want'
         )
 
-    def _half(self, name):
-        if any(type(cb).__name__ == 'MixedPrecision' for cb in self.cbs):
+    def add_cb(self, cb: Callback) -> 'BatchLearner':
+        "Add a callback as fastai does; a `ValueError` for fastai's mixed precision where there is one already"
+        if hasattr(self, 'precision') and type(cb).__module__ == 'fastai.callback.fp16':
             raise ValueError(
-                f'{name}: this learner has a precision already; choose it when the learner is made, as in '
-                f'virtex_learner(..., precision={name[3:]!r})'
+                'this learner has a precision already; choose it when the learner is made, as in '
+                "virtex_learner(..., precision='fp16'), or precision='bf16'"
             )
-
-    def to_fp16(self, **kw) -> 'BatchLearner':
-        "Switch to mixed precision as fastai does; raise a `ValueError` if the learner already uses it"
-        self._half('to_fp16')
-        return Learner.to_fp16(self, **kw)
-
-    def to_bf16(self, **kw) -> 'BatchLearner':
-        "Switch to mixed precision as fastai does; raise a `ValueError` if the learner already uses it"
-        self._half('to_bf16')
-        return Learner.to_bf16(self, **kw)
-
-    def to_non_native_fp16(self, **kw) -> 'BatchLearner':
-        "Switch to mixed precision as fastai does; raise a `ValueError` if the learner already uses it"
-        self._half('to_fp16')
-        return Learner.to_non_native_fp16(self, **kw)
+        return super().add_cb(cb)
 
     def fit(
         self,
@@ -689,20 +661,16 @@ class BatchLearner(Learner):
         cbs: list | tuple = (),  # Callbacks for this fit only, such as an `LRScheduler`
     ) -> None:
         "Train until `steps` steps are done, from where the last fit stopped; a last, short epoch is validated"
-        n = max([cb.n for cb in self.cbs if isinstance(cb, GradientAccumulation)], default=1)
+        total = steps * self.accumulate.n
         per = len(self.dls.train)
         done = self.train_state.batch
-        due = self.train_state.due(int(steps) * n)
-        if per == 0:
-            raise ValueError('the training loader has no batches')
-        if int(steps) != steps or steps < self.train_state.step:
-            raise ValueError(
-                f'steps must be a whole number, at least the {self.train_state.step} already done, not {steps!r}'
-            )
+        due = self.train_state.due(total)
+        if steps < self.train_state.step:
+            raise ValueError(f'steps must be at least the {self.train_state.step} already done, not {steps}')
         if steps == self.train_state.step and not due:
             return
-        epochs = -(-int(steps) * n // per) - done // per + (due and done % per == 0)
-        with self.added_cbs([StopAtStep(int(steps) * n), *cbs]):
+        epochs = -(-total // per) - done // per + (due and done % per == 0)
+        with self.added_cbs([StopAtStep(total), *cbs]):
             self.fit(epochs)
 
 # %% ../../nbs/training/30_learner.ipynb #ff89a116
@@ -746,13 +714,10 @@ def learner(
     dls: 'DataLoaders',  # Training and validation loader, as fastai's `DataLoaders`
     model: torch.nn.Module,  # Takes a batch (a dict), gives a dict
     loss: callable,  # Takes the model's dict and the batch; returns `(total, count)`, or {name: `LossTerm`}
-    opt: 'torch.optim.Optimizer|Lookahead',  # A PyTorch optimiser or `Lookahead` over the model's parameters; its
-    # groups'
-    # rates are the peaks
+    opt: 'torch.optim.Optimizer|Lookahead',  # A PyTorch optimiser or `Lookahead`; its groups' rates are the peaks
     cbs: list | tuple = (),  # Callbacks
     *,
     metrics: list | tuple = (),  # fastai metrics, for validation
-    path: FilePath = None,  # Folder for fastai's temporary files; the cache by default
     dist: Dist = None,  # This process among those that train together; `current_dist()` by default
     capabilities: callable = visual_only,  # Model -> functions by name, see `vlrep.models.pretrained`
     counts: Callable = None,  # (model, part of a batch) -> as `counts` of `MicroBatchLoader`
@@ -763,8 +728,6 @@ def learner(
         model.to(device)
     dist = dist or current_dist()
     dist.check()
-    for cb in cbs:
-        getattr(cb, 'check', noop)(model)
     learn = BatchLearner(
         _counting(dls, model, counts),
         model,
@@ -772,7 +735,7 @@ def learner(
         opt_func=_Wrapped(opt=opt),
         metrics=list(metrics),
         lr=[g['lr'] for g in opt.param_groups],
-        path=path or cache_dir('learner'),
+        path=cache_dir('learner'),
         default_cbs=False,
         cbs=[TrainEvalCallback(), _recorder(), TrainState(), _Gathered(), *cbs],
     )
@@ -844,11 +807,11 @@ def predict(
     try:
         batch = _view(self.dls).batch([item]) if lone else item
         batch = {k: v.to(p.device) if isinstance(v, torch.Tensor) else v for k, v in batch.items()}
-        out = (
-            _of_picture(m, self.capabilities, batch['images'].to(p.dtype), getattr(_view(self.dls), 'tokenizer', None))
-            if lone
-            else m(batch)
-        )
+        if lone:
+            images = batch['images'].to(p.dtype)
+            out = _of_picture(m, self.capabilities, images, _view(self.dls).tokenizer)
+        else:
+            out = m(batch)
     except KeyError as e:
         raise ValueError(f'the batch has no {e.args[0]!r}, which {type(m).__name__} reads') from e
     finally:
@@ -861,8 +824,6 @@ def predict(
 def export(
     self: BatchLearner,
     fname: FilePath = 'export.pkl',  # File, in `learn.path`
-    pickle_module: 'ModuleType' = cloudpickle,  # As for fastai's `export`
-    pickle_protocol: int = 2,  # As for fastai's `export`
 ) -> Path:  # The file
     """Write the model and the view of a picture for fastai's `load_learner`, which then predicts
 
@@ -885,7 +846,7 @@ def export(
         out.logger = noop
         out.capabilities = self.capabilities
         with atomic_file(Path(self.path) / fname) as new:
-            torch.save(out, new, pickle_module=pickle_module, pickle_protocol=pickle_protocol)
+            torch.save(out, new, pickle_module=cloudpickle)
     finally:
         self.model.to(device).train(training)
     return Path(self.path) / fname
@@ -893,8 +854,7 @@ def export(
 # %% ../../nbs/training/30_learner.ipynb #31816509
 def training_state(learn: Learner) -> dict:  # Tensors, numbers and names only
     "Collect what a run needs to be resumed, besides the weights"
-    open_ = any(cb.micro for cb in learn.cbs if isinstance(cb, GradientAccumulation))
-    grads = [p.grad for g in learn.opt.param_groups for p in g['params']] if open_ else None
+    grads = [p.grad for g in learn.opt.param_groups for p in g['params']] if learn.accumulate.micro else None
     state = {cb.name: cb.state_dict() for cb in learn.cbs if isinstance(cb, StatefulCallback)}
     corrupt = [dict(getattr(dl, 'corrupt', {})) for dl in learn.dls.loaders]
     return dict(

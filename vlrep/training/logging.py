@@ -6,6 +6,7 @@
 __all__ = ['cut_log', 'peak_memory', 'step_numbers', 'CSVLogger', 'EpochLosses', 'ProgressLogger']
 
 # %% ../../nbs/training/41_logging.ipynb #8f654391
+import errno
 import importlib.util
 import os
 import sys
@@ -51,13 +52,13 @@ def step_numbers(
     norm: torch.Tensor = None,  # From `gradient_norm`
 ) -> dict:  # Name -> number or None
     "Gradient norm, peak memory and loss scale of a step, for a log"
-    scaler = getattr(getattr(learn, 'precision', None), 'scaler', None)
-    finite = norm is not None and bool(norm.isfinite())
-    return dict(
-        grad_norm=norm.item() if finite else None,
+    numbers = dict(
+        grad_norm=norm.item() if norm is not None and norm.isfinite() else None,
         memory_mb=peak_memory(next(learn.model.parameters()).device),
-        **(dict(loss_scale=scaler.get_scale()) if scaler else {}),
     )
+    if hasattr(learn, 'precision') and learn.precision.scaler:
+        numbers['loss_scale'] = learn.precision.scaler.get_scale()
+    return numbers
 
 # %% ../../nbs/training/41_logging.ipynb #e18ce424
 class CSVLogger(StatefulCallback):
@@ -116,8 +117,7 @@ class CSVLogger(StatefulCallback):
     def after_epoch(self) -> None:
         if self.begun and not self.train_state.batch:
             return  # a run of no steps, resumed: its row is there
-        v = self.recorder.loss.value
-        self._row(self.train_state.mean(), None if v is None else float(v))
+        self._row(self.train_state.mean(), self.recorder.loss.value)
 
     def _row(self, train, valid):
         "Append a row, or have it wait"
@@ -157,22 +157,19 @@ class CSVLogger(StatefulCallback):
 
     def _write(self):
         "Append the rows that wait, all or none"
+        data = b''.join(self.wait)
         try:
             end = self.file.seek(0, os.SEEK_END)
-            n = os.write(self.file.fileno(), b''.join(self.wait))
-        except OSError as e:
-            n = -1
-            why = e.strerror
-        if n == sum(map(len, self.wait)):
+            if os.write(self.file.fileno(), data) < len(data):
+                self.file.truncate(end)
+                raise OSError(errno.ENOSPC, 'only a part fitted')
             self.wait = []
-            return
-        if n >= 0:
-            why = 'only a part fitted'
-            self.file.truncate(end)
-        if len(self.wait) == 1:
-            self.log(
-                f'{self.path}: cannot write the log ({why}); training continues, the rows are kept and tried again'
-            )
+        except OSError as e:
+            if len(self.wait) == 1:
+                self.log(
+                    f'{self.path}: cannot write the log ({e.strerror}); training continues, the rows are kept and '
+                    'tried again'
+                )
 
     def _open(self):
         "Open the file for appending, with its header and without a torn last row"
@@ -213,15 +210,9 @@ class EpochLosses(BaseCallback):
         self.run = is_training(self.learn)
 
     def after_epoch(self) -> None:
-        v = self.recorder.loss.value
         if self.run:
-            self.rows.append(
-                dict(
-                    step=float(self.learn.train_state.step),
-                    train_loss=self.train_state.mean(),
-                    valid_loss=None if v is None else float(v),
-                )
-            )
+            losses = dict(train_loss=self.train_state.mean(), valid_loss=self.recorder.loss.value)
+            self.rows.append(dict(step=float(self.train_state.step), **losses))
 
 # %% ../../nbs/training/41_logging.ipynb #40370f22
 class ProgressLogger(BaseCallback):
@@ -250,18 +241,18 @@ class ProgressLogger(BaseCallback):
             return
         s = self.learn.train_state
         total = self.learn.train_state.total
-        steps = s.step + round((total - s.batch) / getattr(getattr(self.learn, 'accumulate', None), 'n', 1))
+        steps = s.step + round((total - s.batch) / self.learn.accumulate.n)
         what = f'loss {self.recorder.smooth_loss.value:.3f}' if self.training else 'validating'
         self.live(s.batch - self.first_batch, total - self.first_batch, f'step {s.step}/{steps}, {what}')
 
     def after_epoch(self) -> None:
         s = self.learn.train_state
-        v = self.recorder.loss.value
+        loss = self.recorder.loss.value
         if self.live:
             self.live.clear()
         if s.epoch % self.every and s.batch < s.total:
             return
-        held_out = '' if v is None else f', held out {float(v):.3f}'
+        held_out = '' if loss is None else f', held out {loss:.3f}'
         if not s.batch:
             return self.out(f'step 0, nothing is trained{held_out}')
         self.out(

@@ -8,9 +8,7 @@ __all__ = ['MomentumEncoderUpdate', 'EnqueueKeys']
 # %% ../../nbs/training/43_momentum_contrast.ipynb #752fe60f
 import torch
 from fastcore.basics import patch
-from torch import nn
 
-from .distributed import Dist
 from .learner import BaseCallback
 
 # %% ../../nbs/training/43_momentum_contrast.ipynb #488c3527
@@ -20,20 +18,9 @@ class MomentumEncoderUpdate(BaseCallback):
     name = 'ema_update'
     order = 16
     run_valid = False
-    left_out = False
-
-    def check(self, model: nn.Module) -> None:
-        "Raise a `ValueError` if the model has no `momentum_update`"
-        if not hasattr(model, 'momentum_update'):
-            raise ValueError(f'{type(model).__name__} has no `momentum_update()`, which updates its momentum encoder')
-
-    def after_cancel_step(self) -> None:
-        self.left_out = True
 
     def after_step(self) -> None:
-        left_out = self.left_out
-        self.left_out = False
-        if not left_out:
+        if not self.learn.bad:
             self.model.momentum_update()
 
 # %% ../../nbs/training/43_momentum_contrast.ipynb #0d49d65b
@@ -43,46 +30,27 @@ class EnqueueKeys(BaseCallback):
     name = 'enqueue_keys'
     # once several processes have the same buffers, before anything is saved
     order = 76
-    left_out = False
-
-    def check(self, model: nn.Module) -> None:
-        "Raise a `ValueError` if the model has no queue"
-        if not hasattr(model, 'stage_keys'):
-            raise ValueError(f'{type(model).__name__} has no `stage_keys()`, which fills its queue')
 
     def gather(self, x: torch.Tensor) -> torch.Tensor:
         "Rows of all processes"
-        return getattr(self.learn, 'dist', Dist()).gather(x)[0]
-
-    def _window(self):
-        return getattr(getattr(self.learn, 'accumulate', None), 'micro', 0)
+        return self.learn.dist.gather(x)[0]
 
     def before_fit(self) -> None:
-        self.left_out = False
-        if not self._window():
+        if not self.learn.accumulate.micro:
             self.model.queue.drop()
-
-    def after_cancel_step(self) -> None:
-        self.left_out = True
 
     def after_batch(self) -> None:
         if not self.learn.training:
             return
         q = self.model.queue
         self.model.stage_keys(self.learn.pred, self.learn.yb[0], self.gather)
-        if self._window():
-            return
-        q.drop() if self.left_out else q.commit()
-        self.left_out = False
+        if not self.learn.accumulate.micro:
+            q.drop() if self.learn.bad else q.commit()
 
     def after_validate(self) -> None:
         self.model.held_out = ()
 
-    def before_train(self) -> None:
-        self.model.held_out = ()
-
-    def on_exit(self) -> None:
-        self.model.held_out = ()
+    before_train = on_exit = after_validate
 
 # %% ../../nbs/training/43_momentum_contrast.ipynb #857c979b
 @patch
@@ -100,7 +68,8 @@ def before_validate(self: EnqueueKeys) -> None:
         dl.seek(*at)
 
     def join(pieces):
-        return torch.cat(list(pieces))[: model.queue.size]
+        return torch.cat(pieces)[: model.queue.size]
 
-    keys = {k: join(g[0][k] for g in got) for k in got[0][0]}
-    model.held_out = (model.queue.filled_with(keys, join(g[1] for g in got), join(g[2] for g in got)),)
+    keys, ids, tags = zip(*got)
+    keys = {k: join([rows[k] for rows in keys]) for k in keys[0]}
+    model.held_out = (model.queue.filled_with(keys, join(ids), join(tags)),)

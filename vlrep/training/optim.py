@@ -22,13 +22,11 @@ class Lookahead:
         k: int = 5,  # Fast steps for one slow step (VirTex sec. 3.2)
         alpha: float = 0.5,  # How far the slow weights follow, in (0,1] (VirTex sec. 3.2)
     ):
-        if int(k) != k or k < 1:
-            raise ValueError(f'k must be a whole number of steps, at least 1, not {k!r}')
-        if not 0 < alpha <= 1:
-            raise ValueError(f'alpha must lie in (0,1], not {alpha!r}')
+        if k < 1 or not 0 < alpha <= 1:
+            raise ValueError(f'k must be at least 1 step and alpha in (0,1], not {k} and {alpha}')
         self.inner = inner
-        self.k = int(k)
-        self.alpha = float(alpha)
+        self.k = k
+        self.alpha = alpha
         self.slow = None
         self.counter = 0
 
@@ -39,10 +37,6 @@ class Lookahead:
     @property
     def param_groups(self) -> list:
         return self.inner.param_groups
-
-    @property
-    def defaults(self) -> dict:
-        return self.inner.defaults
 
     @property
     def state(self) -> dict:
@@ -86,34 +80,17 @@ def load_state_dict(
     sd: dict,  # What `state_dict` gave
 ) -> None:
     "Load a state; a `ValueError` if it belongs to another optimiser"
-    lost = {'inner', 'slow', 'counter', 'k', 'alpha'} - set(sd)
-    if lost:
-        raise ValueError(f'not the state of a Lookahead optimiser: {", ".join(sorted(lost))} missing')
     if (sd['k'], sd['alpha']) != (self.k, self.alpha):
         raise ValueError(
             f'the state was saved with k={sd["k"]}, alpha={sd["alpha"]}, this optimiser has '
             f'k={self.k}, alpha={self.alpha}: make it with the same'
         )
-    fast = self._fast()
-    slow = sd['slow']
-    if slow is not None and [tuple(s.shape) for s in slow] != [tuple(p.shape) for p in fast]:
-        raise ValueError('the slow weights are those of another model: their shapes differ')
     self.inner.load_state_dict(sd['inner'])
-    if slow is not None:
-        slow = [torch.empty_like(p, requires_grad=False).copy_(s) for s, p in zip(slow, fast)]
-    self.slow = slow
-    self.counter = int(sd['counter'])
-
-
-@patch
-def add_param_group(
-    self: Lookahead,
-    group: dict,  # As for the inner optimiser
-) -> None:
-    "Train some more parameters; their slow copies start where they are now"
-    self.inner.add_param_group(group)
+    self.slow = sd['slow']
     if self.slow is not None:
-        self.slow += [p.detach().clone() for p in self.param_groups[-1]['params']]
+        fast = self._fast()
+        self.slow = [torch.empty_like(p, requires_grad=False).copy_(s) for s, p in zip(self.slow, fast, strict=True)]
+    self.counter = int(sd['counter'])
 
 # %% ../../nbs/training/10_optim.ipynb #35c3c23d
 def norm_or_bias(

@@ -16,7 +16,6 @@ from fastcore.basics import patch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
-from ..core.registry import did_you_mean
 from .learner import StatefulCallback, stop_fit
 
 # %% ../../nbs/training/35_precision.ipynb #06918d34
@@ -35,8 +34,6 @@ def choose_precision(
     precision: str = 'auto',  # auto, fp32, bf16 or fp16
 ) -> str:  # fp32, bf16 or fp16
     "Choose the precision to train in; a `ValueError` if the device does not support the requested one"
-    if precision not in ('auto', 'fp32', 'bf16', 'fp16'):
-        raise did_you_mean('precision', precision, ('auto', 'fp32', 'bf16', 'fp16'))
     kind = torch.device(device).type
     best = 'fp32'
     if kind == 'cuda':
@@ -113,10 +110,8 @@ class MixedPrecision(StatefulCallback):
     def __init__(
         self,
         precision: str = 'auto',  # As for `choose_precision`
-        out=print,  # Called once with what was chosen; None for no message
     ):
         self.wanted = precision
-        self.out = out
         self.scaler = None
         self.saved = None
         self.skipped = 0
@@ -132,8 +127,7 @@ class MixedPrecision(StatefulCallback):
 
     def before_fit(self) -> None:
         self.kind = next(self.model.parameters()).device.type
-        first = self.chosen is None
-        if first:
+        if self.chosen is None:
             self.chosen = choose_precision(self.kind, self.wanted)
         visual = getattr(self.model, 'visual', None)
         if effective_precision(self.model, self.chosen) != self.chosen:
@@ -145,19 +139,11 @@ class MixedPrecision(StatefulCallback):
                     ),
                 )
             self.chosen = 'fp32'
-        hint = emulation_hint(self.kind, self.chosen)
-        if first and self.out:
-            part = ''
-            if self.kind == 'cpu' and self.chosen != 'fp32':
-                part = f' ({getattr(self.model, "low_precision", "backbone only")})'
-            self.out(f'precision: {self.chosen}{part}')
-            if hint:
-                self.out(hint)
         self.dtype = dict(fp32=None, bf16=torch.bfloat16, fp16=torch.float16)[self.chosen]
         if self.kind == 'cpu' and self.dtype:
             self.swapped = visual, visual.autocast
             visual.autocast = self.dtype
-            if hint:
+            if emulation_hint(self.kind, self.chosen):
                 self.emulation = EmulatedBfloat16().__enter__()
         if self.chosen == 'fp16' and self.scaler is None:
             self.scaler = torch.amp.GradScaler(self.kind)

@@ -18,8 +18,7 @@ from ..core.text_files import raw_lines
 from ..core.weights import read_pickle
 from ..data.records import ImageTextDataset
 from .checkpoint import frozen_weights
-from .distributed import Dist
-from .learner import GradientAccumulation, load_training_state
+from .learner import load_training_state
 from .logging import cut_log
 from .run_folder import Run, load_weights
 
@@ -54,12 +53,10 @@ def _rewind(run, step):
 def _regroup(learn):
     "Count batches as if all steps had been done with the current batch size and accumulation"
     s = learn.train_state
-    acc = [cb for cb in learn.cbs if isinstance(cb, GradientAccumulation)]
     seen = s.validated == s.batch
-    s.batch = s.step * (acc[0].n if acc else 1)
+    s.batch = s.step * learn.accumulate.n
     s.validated = s.batch if seen else 0
-    for cb in acc:
-        cb.micro = 0
+    learn.accumulate.micro = 0
     learn.opt.zero_grad()
 
 # %% ../../nbs/training/60_resume.ipynb #260b2196
@@ -71,20 +68,22 @@ def resume(
     # longer exact
 ) -> int:  # The step from which it is resumed; 0 if there was no checkpoint yet
     "Put `learn` where a checkpoint was, and cut the logs back to there; a `ValueError` says what does not fit"
-    with getattr(learn, 'dist', Dist()).main_first():
-        return _resume(learn, run, which, regroup)
+    with learn.dist.main_first():
+        folder = run.start(which)
+        if folder is not None:
+            _load(learn, run, folder)
+        if regroup:
+            _regroup(learn)
+        step = learn.train_state.step
+        if learn.dist.is_main:
+            _rewind(run, step)
+            if folder is None:
+                shutil.rmtree(run / 'best', ignore_errors=True)
+        return step
 
 
-def _resume(learn, run, which, regroup):
-    "Load a checkpoint into `learn` and return its step; the main process also cuts the logs back to it"
-    folder = run.start(which)
-    main = getattr(learn, 'dist', Dist()).is_main
-    if folder is None:
-        if not main:
-            return 0
-        _rewind(run, 0)
-        shutil.rmtree(run / 'best', ignore_errors=True)
-        return 0
+def _load(learn, run, folder):
+    "Put `learn` where the checkpoint in `folder` was"
     w = load_weights(folder / 'model.safetensors')
     state = read_pickle(folder / 'state.pt')
     if not isinstance(state, dict) or 'training' not in state:
@@ -95,18 +94,13 @@ def _resume(learn, run, which, regroup):
         raise ValueError(
             f'{folder / "model.safetensors"}: the weights of another model ({" ".join(str(e).split())[:200]})'
         ) from None
-    if main and not run.saved():
+    if learn.dist.is_main and not run.saved():
         # what a first save was killed in: the same state as that of the best
         run.save('last', w, state, frozen_weights(learn.model))
     try:
         load_training_state(learn, state['training'])
     except (ValueError, KeyError, TypeError) as e:
         raise ValueError(f'{folder / "state.pt"}: does not fit ({e})') from None
-    if regroup:
-        _regroup(learn)
-    if main:
-        _rewind(run, learn.train_state.step)
-    return learn.train_state.step
 
 # %% ../../nbs/training/60_resume.ipynb #6100ca5c
 def fingerprint(

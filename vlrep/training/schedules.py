@@ -32,11 +32,9 @@ def warmup_cosine(
 
 def step_decay(
     step: int,  # Steps done so far
-    drops: list | tuple,  # The steps at which the factor falls, ascending
+    drops: list | tuple,  # The steps at which the factor falls
     factor: float = 0.1,  # What it falls by
     warmup: int = 0,  # Steps of the warm-up
 ) -> float:  # Factor in [0,1]
     "Compute the factor of a learning rate that is multiplied by `factor` at each of `drops`"
-    if list(drops) != sorted(drops):
-        raise ValueError(f'drops must ascend, not {list(drops)}')
     return constant(step, warmup) * factor ** sum(step >= d for d in drops)

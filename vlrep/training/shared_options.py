@@ -38,19 +38,11 @@ class _Live(TorchDispatchMode):
 
 def peak_bytes(
     f: callable,  # Called once, without arguments
-    device: str = 'cpu',  # cpu or cuda
 ) -> int:  # Bytes
     "Measure the most memory that tensors of `f` take at a time, beyond what was in use before"
-    if torch.device(device).type != 'cuda':
-        with _Live() as seen:
-            f()
-        return seen.peak
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    f()
-    torch.cuda.synchronize()
-    return torch.cuda.max_memory_allocated() - before
+    with _Live() as seen:
+        f()
+    return seen.peak
 
 # %% ../../nbs/training/37_shared_options.ipynb #37a00009
 class EMA(StatefulCallback):
@@ -69,13 +61,10 @@ class EMA(StatefulCallback):
         self,
         decay: float = 0.999,  # Of the average, in (0,1); smaller at the beginning
     ):
-        if not 0 < decay < 1:
-            raise ValueError(f'ema={decay}: the decay must lie between 0 and 1')
         self.decay = decay
         self.averages = None
         self.raw = None
         self.updates = 0
-        self.left_out = False
 
     def parameters(self) -> list:
         return [p.detach() for p in self.model.parameters() if p.requires_grad]
@@ -93,14 +82,6 @@ class EMA(StatefulCallback):
     def tensors(self) -> list:
         "List the tensors of the model that are averaged"
         return self.parameters() + [b for b, _ in self.statistics()]
-
-    def load_state_dict(self, state: dict) -> None:
-        "Go on from what was saved; a `ValueError` if it is of another model"
-        here = [tuple(t.shape) for t in self.tensors()]
-        for k in ('averages', 'raw'):
-            if state[k] is not None and [tuple(t.shape) for t in state[k]] != here:
-                raise ValueError(f'the averaged weights ({k}) are those of another model: their shapes differ')
-        super().load_state_dict(state)
 
     def rate(self) -> float:
         "Decay of the next update"
@@ -162,8 +143,8 @@ class EMA(StatefulCallback):
 
     def before_validate(self) -> None:
         "Validate with the averages; with several processes all have those of rank 0, running statistics included"
-        dist = getattr(self.learn, 'dist', None)
-        if dist and dist.world_size > 1 and self.averages is not None and self.raw is None:
+        dist = self.learn.dist
+        if dist.world_size > 1 and self.averages is not None and self.raw is None:
             for a in self.averages:
                 a.copy_(dist.broadcast(a))
         self.show_averages()
@@ -173,15 +154,10 @@ class EMA(StatefulCallback):
         if self.run:
             self.show_averages()
 
-    def after_cancel_step(self) -> None:
-        self.left_out = True
-
     @torch.no_grad()
     def after_step(self) -> None:
         "Take in the weights of a step that was made"
-        left_out = self.left_out
-        self.left_out = False
-        if left_out or not self.training:
+        if self.learn.bad:
             return
         now = self.tensors()
         if self.averages is None:
@@ -238,9 +214,9 @@ class BackboneOptions(BaseCallback):
         self.compile = compile
         self.backend = backend
 
-    def check(self, model: nn.Module) -> None:
-        "Raise a `ValueError` that names the field that the backbone does not support"
-        visual = getattr(model, 'visual', None)
+    def after_create(self) -> None:
+        "Change the model and the optimiser's groups, before the first step; a `ValueError` names an invalid field"
+        visual = getattr(self.model, 'visual', None)
         for on, what, field in (
             (self.freeze, 'stage_modules', f'frozen_stages={self.freeze}'),
             (self.decay != 1, 'stage_modules', f'layer_decay={self.decay}'),
@@ -254,10 +230,6 @@ class BackboneOptions(BaseCallback):
                 )
         if self.memory_format != 'auto' and visual is None:
             raise ValueError(f'memory_format={self.memory_format}: the model has no `visual`; leave it out')
-
-    def after_create(self) -> None:
-        "Change the model and the optimiser's groups, before the first step"
-        visual = getattr(self.model, 'visual', None)
         if self.freeze or self.decay != 1:
             stages = visual.stage_modules()
             groups = self.learn.opt_func.opt.param_groups

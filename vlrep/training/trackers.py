@@ -97,6 +97,5 @@ def tracker(
     name: str,  # One of `TRACKERS`
     folder: FilePath,  # Of the run: event files go into its `tensorboard`, those of Weights & Biases into its `wandb`
 ) -> object:  # fastai's callback, for a learner of this library
-    "Make a callback that sends losses and rates to a tracker; raise a `ValueError` as `check_tracker` does"
-    check_tracker(name)
-    return dict(zip(TRACKERS, (_tensorboard, _wandb)))[name](Path(folder))
+    "Make a callback that sends losses and rates to a tracker; `check_tracker` comes first"
+    return (_wandb if name == 'wandb' else _tensorboard)(Path(folder))

@@ -314,7 +314,7 @@ def finetune_learner(
     rules = [
         LRScheduler(partial(_warmup_then_decay, total=plan.decay_steps or plan.steps, warmup=plan.warmup)),
         StepSeed(seed, dist.rank),
-        MixedPrecision(precision, out=None),
+        MixedPrecision(precision),
         SkipNonFinite(),
         GradientAccumulation(accumulate),
         keeper,

@@ -130,7 +130,6 @@ class CaptioningModel(VisualTextDecoder):
     parallel = 0.0
     mask = 3
     multiple = 64  # Few shapes: in bf16 each new one is expensive
-    low_precision = 'backbone and decoders'  # What computes in the lower precision on a CPU
 
     def target_mask(self, tokens: Tensor, lengths: Tensor) -> Tensor:
         "Mark where in `tokens` (b,s), its first column left out, a word is to be predicted (b,s-1)"
