@@ -56,8 +56,6 @@ def combine_terms(
     counts: dict = None,  # Name -> count, if a mean is over more than this batch, as where it is a part of a larger one
 ) -> tuple:  # Total () and count ()
     "Combine the means into their weighted sum, as `(total, count)` with the count of the largest term"
-    if not terms:
-        raise ValueError('a loss of several terms gave none: give at least one, its count may be 0')
     names = list(terms)
     terms = [(w, t, torch.as_tensor(n, device=t.device).float()) for w, t, n in terms.values()]
     own = torch.stack([n for *_, n in terms])
@@ -242,8 +240,6 @@ class GradientAccumulation(StatefulCallback):
         self,
         n: int,  # Batches a step
     ):
-        if n < 1:
-            raise ValueError(f'n must be at least 1 batch, not {n}')
         self.n = n
         self.micro = 0
         self.opening = None

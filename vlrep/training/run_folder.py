@@ -91,12 +91,10 @@ def load_weights(
             w = {k: f.get_tensor(k) for k in f.keys()}
             notes = parse_json((f.metadata() or {}).get('notes', '{}'))
         w.update({a: w[b] for a, b in notes.get('tied', {}).items()})
-        if not isinstance(notes.get('frozen', ''), str):
-            raise ValueError('frozen is not text')
     except (SafetensorError, OSError, ValueError, KeyError, TypeError, AttributeError) as e:
         raise ValueError(f'{path}: damaged, not safetensors ({e})') from e
     if 'frozen' in notes:
-        w.update(_frozen_part(path, notes['frozen']))
+        w.update(_frozen_part(path, str(notes['frozen'])))
     return check_weights(w, path)
 
 # %% ../../nbs/training/50_run_folder.ipynb #85cb06b9
