@@ -66,13 +66,7 @@ def test_memory_of_a_gpu_leaves_out_what_others_hold(gpu):
             return 70
 
     assert b._step_memory(Steps(), 2) == ([0.0, 0.0], 470)
-    assert gpu == [
-        'reset_peak_memory_stats',
-        'max_memory_allocated',
-        'memory_allocated',
-        'max_memory_allocated',
-        'memory_allocated',
-    ]
+    assert gpu == ['reset_peak_memory_stats', 'max_memory_allocated', 'memory_allocated', 'max_memory_allocated']
 
 
 def test_clocks_wait_for_a_gpu(gpu):

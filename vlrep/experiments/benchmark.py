@@ -4,13 +4,12 @@
 
 # %% auto #0
 __all__ = ['BenchmarkPlan', 'benchmark_plan', 'mode_problem', 'step_flops', 'matrix_rate', 'measure_steps', 'measure_batches',
-           'write_jpegs', 'measure_loader', 'measure_operations', 'benchmark', 'benchmark_text', 'run_benchmark']
+           'measure_loader', 'measure_operations', 'benchmark', 'benchmark_text', 'run_benchmark']
 
 # %% ../../nbs/experiments/80_benchmark.ipynb #be9c0004
 import gc
 import math
 import os
-import sys
 import tempfile
 import time
 from contextlib import contextmanager
@@ -33,6 +32,7 @@ from ..datasets.base import margin
 from ..datasets.world.dataset import world
 from .config import get_recipe
 from .job import processor
+from .sanity_checks import peak_memory
 from ..methods.base import METHODS
 from ..methods.learner import make_learner
 from ..training.learner import BaseCallback, BatchLearner
@@ -87,8 +87,6 @@ def mode_problem(
 ) -> str:  # '' if it does
     "Explain why the device does not support this kind of step"
     device = torch.device(device)
-    if mode not in _MODES:
-        raise ValueError(f'mode {mode!r}: one of {", ".join(_MODES)}')
     if device.type == 'cpu':
         if mode in ('tf32', 'fp16'):
             return f'{mode} is for GPUs'
@@ -197,30 +195,13 @@ class _Steps:
         )
 
 # %% ../../nbs/experiments/80_benchmark.ipynb #be9c000f
-def _memory(device, reset=False):
-    "Measure peak bytes since the last `reset` and bytes now: of tensors on a GPU, of the process on a CPU"
-    if torch.device(device).type == 'cuda':
-        if reset:
-            torch.cuda.reset_peak_memory_stats(device)
-        return torch.cuda.max_memory_allocated(device), torch.cuda.memory_allocated(device)
-    try:
-        if reset:
-            Path('/proc/self/clear_refs').write_text('5')
-        lines = dict(l.split(':', 1) for l in Path('/proc/self/status').read_text().splitlines())
-        return tuple(int(lines[k].split()[0]) * 1024 for k in ('VmHWM', 'VmRSS'))
-    except (OSError, KeyError):
-        import resource  # not on Windows
-
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == 'darwin' else 1024)
-        return peak, peak
-
-
 def _step_memory(steps, n):
-    "Seconds of `n` steps, and the most bytes that one of them took, its weights included"
-    now = _memory(steps.device, reset=True)[1]
+    "Seconds of `n` steps, and the most bytes that one of them took: on a GPU without what other learners hold"
+    device = steps.device
+    peak_memory(device, reset=True)
+    held = torch.cuda.memory_allocated(device) - steps.optimiser_bytes() if torch.device(device).type == 'cuda' else 0
     seconds = steps.run(n)
-    peak = _memory(steps.device)[0]
-    return seconds, peak - now + steps.optimiser_bytes() if torch.device(steps.device).type == 'cuda' else peak
+    return seconds, peak_memory(device) - held
 
 
 def _free(device):
@@ -329,12 +310,8 @@ def measure_batches(
     return rows
 
 # %% ../../nbs/experiments/80_benchmark.ipynb #be9c0017
-def write_jpegs(
-    folder: FilePath,  # Where to
-    n: int,  # How many
-    picture: tuple = (640, 480),  # Width and height
-) -> list:  # Their paths
-    "JPEG files of soft noise"
+def _write_jpegs(folder, n, picture):
+    "Write JPEG files of soft noise, and return their paths"
     w, h = picture
     paths = [Path(folder) / f'{i:05d}.jpg' for i in range(n)]
     for i, p in enumerate(paths):
@@ -351,7 +328,7 @@ def measure_loader(
     rows = []
     cores = os.cpu_count() or 1
     with tempfile.TemporaryDirectory() as folder:
-        files = ImageFileDataset(write_jpegs(folder, plan.jpegs, plan.picture), margin(plan.view), 'benchmark', keep=0)
+        files = ImageFileDataset(_write_jpegs(folder, plan.jpegs, plan.picture), margin(plan.view), 'benchmark', keep=0)
         for workers in plan.workers:
             row = dict(workers=workers)
             rows.append(row)
@@ -416,8 +393,6 @@ def benchmark(
 ) -> dict:  # All numbers, as `write_json` can write them
     "Images a second of steps and loader, and how far they are from what the device can do"
     device = torch.device(device or ('cuda' if torch.cuda.is_available() else 'cpu'))
-    if device.type == 'cuda' and not torch.cuda.is_available():
-        raise ValueError('device cuda: torch sees no GPU here')
     plan = plan or benchmark_plan(device)
     stages = Stages(log)
     with stages('matrix products'):
@@ -534,14 +509,9 @@ def run_benchmark(
     if out is not None and not Path(out).resolve().parent.is_dir():
         raise ValueError(f'--out {out}: no such folder')
     device = device or ('cuda' if torch.cuda.is_available() else 'cpu')
-    try:
-        wanted = torch.device(device)
-    except RuntimeError:
-        wanted = None
-    if wanted is None or wanted.type not in ('cpu', 'cuda'):
-        raise ValueError(f'--device {device}: cpu, cuda or cuda:0 is expected')
-    if wanted.type == 'cuda' and (wanted.index or 0) >= torch.cuda.device_count():
-        raise ValueError(f'--device {device}: torch sees {torch.cuda.device_count()} GPUs here')
+    devices = ['cpu', 'cuda', *(f'cuda:{i}' for i in range(torch.cuda.device_count()))]
+    if device not in devices or device == 'cuda' and not torch.cuda.is_available():
+        raise ValueError(f'--device {device}: cpu, cuda or cuda:0 is expected, and torch must see the GPU')
     keep_memory()
     result = benchmark(device, benchmark_plan(device, quick, batch), log)
     if out is not None:
