@@ -29,11 +29,7 @@ from ..training.learner import BatchLearner, GradientAccumulation, MicroBatchLoa
 from ..training.logging import EpochLosses, ProgressLogger
 
 # %% ../../nbs/experiments/38_baselines.ipynb #316533c6
-def _shared(dist):
-    "Arguments of the loaders for data-parallel training"
-    if dist.world_size == 1:
-        return {}
-    return dict(rank=dist.rank, world_size=dist.world_size, device=dist.device)
+#| export
 
 # %% ../../nbs/experiments/38_baselines.ipynb #316533c5
 def _error_with_advice(e, learn, recipe, accumulate):
@@ -76,6 +72,9 @@ def train_on(
     if mirroring_line(recipe, collate, splits['train']):
         recipe = replace(recipe, flip_p=0.0)
     aug = TrainTransform(recipe.size, (recipe.scale_min, 1.0), jitter=(j, j, j, j / 4), jitter_p=recipe.jitter_p)
+    shared = {}
+    if dist.world_size > 1:
+        shared = dict(rank=dist.rank, world_size=dist.world_size, device=dist.device)
     dls = loaders(
         splits['train'],
         splits['valid'],
@@ -88,7 +87,7 @@ def train_on(
         flip_p=recipe.flip_p,
         workers=workers,
         max_corrupt=max_corrupt,
-        **_shared(dist),
+        **shared,
     )
     every = max(1, round(recipe.steps / len(dls.train) / 8))
     dls.loaders[0] = MicroBatchLoader(dls.train, accumulate)

@@ -80,7 +80,11 @@ def write_regions(
                 if name not in w:
                     w.leave_out(name, str(e).removeprefix(f'{folder}/'))
                 bad.append(w.left_out[name])
-                _few_damaged(bad, limit, photos, folder)
+                if len(bad) > limit:
+                    raise TooManyDamaged(
+                        f'{folder}: {len(bad)} of {len(photos)} photos cannot be read, at most {limit} may be so '
+                        f'({some_of(bad)}); restore or remove them, or allow more: --max-corrupt NUMBER'
+                    ) from None
             else:
                 w.add(name, *source(image), image=image)
         if not len(w):
@@ -92,15 +96,6 @@ def write_regions(
     return store
 
 # %% ../../nbs/experiments/72_region_files.ipynb #a7c01e30
-def _few_damaged(bad, limit, photos, folder):
-    "Raise a `TooManyDamaged` if more photos are damaged than the limit allows"
-    if len(bad) > limit:
-        raise TooManyDamaged(
-            f'{folder}: {len(bad)} of {len(photos)} photos cannot be read, at most {limit} may be so '
-            f'({some_of(bad)}); restore or remove them, or allow more: --max-corrupt NUMBER'
-        )
-
-
 def _there(store, folder, photos, about, log):
     "Check and return the existing store; raise a `ValueError` if it has other photos or was made differently"
     if store.about != about:
@@ -242,10 +237,6 @@ def make_regions(
     for k, v in dict(max_regions=max_regions, size=size).items():
         if v is not None and v < 1:
             raise ValueError(f'--{k.replace("_", "-")} {v}: at least 1')
-    try:
-        corrupt_limit(1, max_corrupt)
-    except ValueError as e:
-        raise ValueError(f'--max-corrupt: {e}') from None
     if by == 'files':
         return _converted(folder, out, classes, max_corrupt, half=half, max_regions=max_regions, log=log)
     find_photos(folder)
