@@ -9,7 +9,7 @@ __all__ = ['read_value', 'override_all', 'override', 'recipe_dict', 'recipe_from
 # %% ../../nbs/experiments/10_config.ipynb #535ba817
 import types
 import typing
-from dataclasses import MISSING, asdict, fields, replace
+from dataclasses import asdict, fields, replace
 
 from ..core.fields import check_fields, field_hints
 from ..core.registry import did_you_mean
@@ -114,10 +114,6 @@ def recipe_from_dict(
     for k in d:
         if k not in names:
             raise did_you_mean(f'field of {cls.__name__}', k, names)
-    if gone := [
-        f.name for f in fields(cls) if f.name not in d and f.default is MISSING and f.default_factory is MISSING
-    ]:
-        raise ValueError(f'{cls.__name__}: the field {gone[0]!r} is missing')
     return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in d.items()})
 
 # %% ../../nbs/experiments/10_config.ipynb #32b262af
@@ -137,11 +133,8 @@ def recorded_recipe(
     path: 'FilePath',  # The file, for messages
 ) -> MethodRecipe:
     "Return the recipe that a run was trained with, checked; raise a `ValueError` that names the file"
-    name = facts['method']
-    if name not in METHODS:
-        raise did_you_mean(f'method in {path}', name, METHODS)
     try:
-        return check_fields(recipe_from_dict(METHODS[name].recipe, facts['recipe']))
+        return check_fields(recipe_from_dict(METHODS[facts['method']].recipe, facts['recipe']))
     except (ValueError, TypeError, AttributeError) as e:
         raise ValueError(f'{path}: {e}') from e
 
