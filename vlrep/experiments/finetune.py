@@ -8,6 +8,7 @@ __all__ = ['open_finetuned', 'finetune', 'resume_finetuning']
 # %% ../../nbs/experiments/75_finetune.ipynb #b94cb122
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -257,12 +258,6 @@ def _finetuning_facts(job, source, **more):
 def _check_same(run, facts):
     "Raise a `ValueError` if the run would not be resumed as it began"
     recorded = {k: run.info.get(k) for k in facts}
-    recorded['world_size'] = recorded['world_size'] or 1
-    if recorded['world_size'] != facts['world_size']:
-        raise ValueError(
-            f'{run.path}: was begun by {recorded["world_size"]} process(es), and with {facts["world_size"]} it '
-            f'would not be the same run: start as many as before'
-        )
     facts = dict(facts, finetune={**recorded['finetune'], **facts['finetune']})
     if lines := differences(recorded, facts):
         raise ValueError(f'{run.path}: this would not be the same run ({"; ".join(lines)}): leave these options out')
@@ -306,11 +301,8 @@ def _new_run(job, setup, source, out):
 def _reopened(job, path):
     "Lock the folder of a run that is resumed, and record what has moved"
     run = Run.reopen(path)
-    recorded = run.info['finetune']
-    if recorded['root'] != job.spec.root:
-        run.change(dict(finetune={**recorded, 'root': job.spec.root}))
-    if run.info.get('max_corrupt') != job.runtime.max_corrupt:
-        run.change(dict(max_corrupt=job.runtime.max_corrupt))
+    moved = {**run.info['finetune'], 'root': job.spec.root}
+    run.change(dict(finetune=moved, max_corrupt=job.runtime.max_corrupt))
     return run
 
 # %% ../../nbs/experiments/75_finetune.ipynb #998a17fe
@@ -424,8 +416,6 @@ def _train(job, setup, run):
             job.log(resumed_line(resume_training(learn, run), alone))
         try:
             fit_task(learn, spec.plan)
-        except TrainingInterrupted:
-            raise
         except Exception as e:
             if out_of_memory(e):
                 raise ValueError(memory_advice(spec.plan.bs, spec.accumulate)) from e
@@ -463,17 +453,14 @@ def _task_table(job, setup, run):
     for split in ('valid', 'test'):
         if (d := setup.parts.get(split)) is None:
             continue
-
-        def decide(**kw):
-            return decide_all(setup.model, task, d, setup.collate, size=setup.recipe.size, **kw)
-
+        decide = partial(decide_all, setup.model, task, d, setup.collate, size=setup.recipe.size)
         decisions = decide()
-        task.submit(run / f'predictions-{split}{task.suffix}', d, decisions)
-        if d.targets is not None and plan.report in ('both', split):
-            shown = shown or example_answers(d, decisions, seed=job.spec.seed)
+        path = run / f'predictions-{split}{task.suffix}'
+        task.submit(path, d, decisions)
         if d.targets is None:
-            job.log(f'{split}: {len(d):,} answers in {run / f"predictions-{split}{task.suffix}"}')
+            job.log(f'{split}: {len(d):,} answers in {path}')
         elif plan.report in ('both', split):
+            shown = shown or example_answers(d, decisions, seed=job.spec.seed)
             alone = None if plan.text_only else decide(text_only=True)
             rows += task_rows(
                 task,

@@ -44,7 +44,7 @@ from ..training.test_photos import exclude_test_photos, read_test_photos, restor
 from ..training.trackers import tracker as make_tracker
 
 # %% ../../nbs/experiments/65_pretrain.ipynb #c3429898
-def _pretraining_facts(job, method, spec, plugins, old):
+def _pretraining_facts(job, spec, plugins, old):
     "Collect all that determines the result of a run bit for bit, except the images"
     facts = {**spec.facts(), **job.facts(plugins)}
     file = facts.pop('weights_file')
@@ -119,9 +119,8 @@ def _new_schedule(run, learn, step):
 
 def _continue(learn, run, at, regroup, inexact, log):
     "Put a fresh learner where the run was"
-    limit = learn.dls.valid.max_corrupt
-    if learn.dist.is_main and run.info.get('max_corrupt') != limit:
-        run.change(dict(max_corrupt=limit))
+    if learn.dist.is_main:
+        run.change(dict(max_corrupt=learn.dls.valid.max_corrupt))
     alone = not run.saved() and at != 'best'
     step = resume_training(learn, run, at, regroup)
     if run.unfinished() and (run / 'result.jsonl').exists():
@@ -192,16 +191,13 @@ def _check_data(method, spec, splits, log):
 # %% ../../nbs/experiments/65_pretrain.ipynb #f98a9435
 def _first_line(job, spec, splits, method):
     "Describe what is about to be trained"
-    parts = [
+    shared = f', shared by {job.dist.world_size} processes' if job.dist.world_size > 1 else ''
+    unit = f'; the loss is {method.loss_unit}' if method.loss_unit else ''
+    return (
         f'{spec.method} on {spec.data}: {len(splits["train"]):,} images to learn from, {spec.recipe.steps:,} '
-        f'steps of {spec.recipe.bs}'
-    ]
-    if job.dist.world_size > 1:
-        parts.append(f', shared by {job.dist.world_size} processes')
-    parts.append(f'; seed {spec.seed}, threads {torch.get_num_threads()}, precision {job.precision}')
-    if method.loss_unit:
-        parts.append(f'; the loss is {method.loss_unit}')
-    return ''.join(parts)
+        f'steps of {spec.recipe.bs}{shared}; seed {spec.seed}, threads {torch.get_num_threads()}, '
+        f'precision {job.precision}{unit}'
+    )
 
 
 def _open_parts(job, spec, method, old, inexact):
@@ -227,9 +223,7 @@ def _open_run(job, spec, facts, notes, plugins, out, old):
     "Make the folder of a new run, or lock that of one that is resumed"
     if old:
         run = Run.reopen(old.path)
-        now = dict(notes=notes, root=spec.root)
-        if any(run.info.get(k) != v for k, v in now.items()):
-            run.change(now)
+        run.change(dict(notes=notes, root=spec.root))
         return run
     runtime = job.runtime
     found = dict(split_found=True) if getattr(spec.options, 'split', None) == 'auto' else {}
@@ -266,9 +260,7 @@ def _train(job, run, method, splits, facts, *, old, at, inexact):
     def begin(learn):
         if main:
             learn.finite.log = run / 'skipped.jsonl'
-        sizes = dict(sizes=learn.sizes, side=learn.dls.valid.source.size)  # what opening the run needs
-        if main and any(run.info.get(k) != v for k, v in sizes.items()):
-            run.change(sizes)
+            run.change(dict(sizes=learn.sizes, side=learn.dls.valid.source.size))  # what opening the run needs
         if old:
             _continue(learn, run, at, regroup, inexact, log)
 
@@ -309,7 +301,7 @@ def _pretrain(job, out=None, old=None, at='last', inexact=False):
     log = job.log
     method = METHODS[spec.method]
     plugins = old.info.get('plugins', []) if old else plugin_files()
-    facts = _pretraining_facts(job, method, spec, plugins, old)
+    facts = _pretraining_facts(job, spec, plugins, old)
     job.agree(facts, spec.recipe.bs)
     job.hints()
     if old:
@@ -378,7 +370,7 @@ def run_checks(
     spec: RunSpec,  # As for `pretrain`
     runtime: Runtime = Runtime(),  # As for `pretrain`
     log: Callable = print,  # As for `pretrain`
-) -> bool:  # Did it go well?
+) -> bool | dict:  # Was the batch learned? Of a dry run its numbers, see `dry_run`
     "Try a run out before it begins; nothing is kept"
     if (n := int(os.environ.get('WORLD_SIZE', 1))) > 1:
         raise ValueError(f'--{what}: is done by a single process, and {n} were started: leave torchrun out')
@@ -394,5 +386,4 @@ def run_checks(
     if what == 'overfit':
         return overfit(method, spec.recipe, splits, spec.data, **same)
     more = dict(accumulate=spec.accumulate, workers=runtime.workers)
-    dry_run(method, spec.recipe, spec.options, splits, spec.data, **same, **more)
-    return True
+    return dry_run(method, spec.recipe, spec.options, splits, spec.data, **same, **more)

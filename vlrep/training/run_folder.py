@@ -471,8 +471,9 @@ def change(
     facts: dict,  # The new ones
 ) -> None:
     "Write other facts into `recipe.json`, when a run is resumed with other settings than it began with"
-    self._write({**self.info, **facts})
-    del self._info
+    if any(self.info.get(k) != v for k, v in facts.items()):
+        self._write({**self.info, **facts})
+        del self._info
 
 
 @patch(as_prop=True)
