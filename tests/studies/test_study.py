@@ -614,11 +614,11 @@ MISTAKES = [
     ('vocab = 300', 'vocabulary = 300', "variants[sets].changes: unknown field 'vocabulary'"),
     ('vocab = 300', 'vocab = 3', 'variants[sets].changes: vocab=3: must be from 64'),
     ('scenes = 64', 'scenes = 3', 'data: scenes=3: must be from 16'),
-    ('extend = 0', "split = 'test'", "rates.split='test': rates are chosen on validation scenes"),
+    ('extend = 0', "split = 'test'", "rates.split='test': Input should be 'valid'"),
     ('extend = 0', 'splits = 2', "rates.splits: unknown field 'splits': did you mean 'split'"),
     ('extend = 0', "score = 'object'", "rates.score: unknown score 'object'"),
     ('valid = 16', 'valid = 0', 'data.valid=0: there is no validation split'),
-    ('draws = 20', 'draws = 1', 'comparisons[X]: draws=1 of variant'),
+    ('draws = 20', 'draws = 1', 'comparisons[X].treatment: draws=1 of variant sets: expected redraws, suc'),
     (
         'bs = 16, visual_width = 8}',
         'bs = 8, visual_width = 8}',
@@ -631,7 +631,7 @@ MISTAKES = [
     ),
     ('[[comparisons]]', '[comparison]', "unknown field 'comparison': did you mean 'comparisons'"),
     ('seeds = [0, 1]', 'seeds = [0]', 'seeds: a comparison needs at least 2'),
-    ("id = 'X'", "question = 'where'", 'comparisons[0].id is missing'),
+    ("id = 'X'", "question = 'where'", 'comparisons[0].id: Field required'),
     (
         "treatment = 'sets'",
         "treatment = 'sets'\nquestion = 'where'",
@@ -642,17 +642,29 @@ MISTAKES = [
         "treatment = 'sets'\ntable = 'where'",
         "comparisons[X].question: unknown question 'objects'",
     ),
-    ("treatment = 'sets'", "treatment = 'sets'\ndirection = 2", 'comparisons[X].direction=2: unknown direction'),
+    (
+        "treatment = 'sets'",
+        "treatment = 'sets'\ndirection = 2",
+        'comparisons[X].direction=2: Input should be 1, 0 or -1',
+    ),
     (
         "treatment = 'sets'\ncontrol = 'labels'",
         "treatment = 'labels'\ncontrol = '@random'",
-        "comparisons[X].control='@random': needs baselines = true",
+        'comparisons[X].control: @random needs baselines = true in the changes of',
     ),
     ('grid = [{cnn_lr = 0.5}, ', 'grid = [', 'variants[labels].grid: 1 rates, and rates.grid has 2'),
     ("name = 'world'", "name = 'flickr8k'", "data: unknown field 'scenes'"),
-    ("name = 'tiny'", 'name = 3', 'name=3: expected text'),
-    ("name = 'tiny'", "name = 'tiny'\nequal = [['views']]", "equal: ['views']: expected a list of words"),
-    ("[[variants]]\nname = 'sets'", "[[variants]]\nname = 'se/ts'", 'variants[se/ts].name: letters'),
+    ("name = 'tiny'", 'name = 3', 'name=3: Input should be a valid string'),
+    (
+        "name = 'tiny'",
+        "name = 'tiny'\nequal = [['views']]",
+        "equal[0]: Input should be 'views', 'images', 'captions', 'steps' or 'bac",
+    ),
+    (
+        "[[variants]]\nname = 'sets'",
+        "[[variants]]\nname = 'se/ts'",
+        "variants[se/ts].name='se/ts': letters, digits, -, _ and . are allowed; t",
+    ),
 ]
 
 

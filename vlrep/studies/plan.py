@@ -5,17 +5,20 @@
 # %% auto #0
 __all__ = ['SCORES', 'BASELINE_ROWS', 'SHIFTED', 'MODES', 'TASK_TABLES', 'Variant', 'FineTuning', 'Rates', 'rate_values',
            'evaluated_scores', 'comparison_tables', 'Comparison', 'Study', 'study_of', 'read_study', 'quick_table',
-           'change_texts', 'check_kinds', 'variant_recipe', 'run_name', 'source_changes', 'held_equal', 'check_equal',
-           'with_root', 'check_study', 'task_plan', 'questions_of']
+           'change_texts', 'variant_recipe', 'variant_spec', 'run_name', 'held_equal', 'with_root', 'task_plan',
+           'questions_of']
 
 # %% ../../nbs/studies/10_plan.ipynb #9e2f686f
-import copy
 import json
 import re
-from dataclasses import MISSING, dataclass, field, fields, replace
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
+from typing import Annotated, Literal
 
-from ..core.fields import Choice, Float, Int, check_fields, corrupt_limit, field_rules
+from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError, with_config
+
+from ..core.fields import check_fields, corrupt_limit
 from ..core.files import FilePath, brief
 from ..core.registry import did_you_mean
 from ..core.text_files import read_toml
@@ -24,7 +27,7 @@ from ..evaluation.base import EVALUATIONS
 from ..evaluation.finetune.plan import TASKS
 from ..experiments.config import override
 from ..experiments.options import resolve_options
-from ..experiments.spec import finetune_spec
+from ..experiments.spec import RunSpec, finetune_spec, run_spec
 from ..methods.base import METHODS
 from ..methods.supervised.recipe import SupervisedRecipe
 
@@ -46,43 +49,81 @@ SHIFTED = 'table', 'where', 'zeroshot'  # Tables of scenes under domain shift
 MODES = dict(full={}, frozen=dict(frozen=True), text_only=dict(text_only=True))  # How a task is learned -> fields of
 # the plan
 
+# %% ../../nbs/studies/10_plan.ipynb #new1
+def _folder_name(name):
+    "Check the name of a study or a variant, which is also that of folders"
+    if not re.fullmatch(r'[\w.-]+', name) or name in ('chance', '.', '..'):
+        raise ValueError('letters, digits, -, _ and . are allowed; the name chance is reserved')
+    return name
 
+
+def _different(entries):
+    "Check that no entry of a list, and no name of its tables, occurs twice"
+    names = [getattr(x, 'name', getattr(x, 'id', x)) for x in entries]
+    for i, name in enumerate(names):
+        if name in names[:i]:
+            raise ValueError(f'{name!r} occurs twice')
+    return entries
+
+
+def _valid_limit(max_corrupt):
+    "Check how many photos may be unusable"
+    corrupt_limit(1, max_corrupt)
+    return max_corrupt
+
+
+_TABLE = ConfigDict(strict=True, extra='forbid', allow_inf_nan=False)  # 1 is no text, and an unknown field is an error
+_FolderName = Annotated[str, AfterValidator(_folder_name)]
+_Names = Annotated[tuple[str, ...], AfterValidator(_different)]
+_Modes = Annotated[tuple[Literal['full', 'frozen', 'text_only'], ...], Field(min_length=1), AfterValidator(_different)]
+_Setting = Literal['views', 'images', 'captions', 'steps', 'backbone']
+_Settings = Annotated[tuple[_Setting, ...], AfterValidator(_different)]
+_Seed = Annotated[int, Field(ge=0, lt=2**31)]
+_Seeds = Annotated[tuple[_Seed, ...], Field(min_length=1), AfterValidator(_different)]
+_Grid = Annotated[tuple[dict, ...], Field(min_length=1)]  # Rates, each a table: field -> value
+_Growth = Annotated[int, Field(ge=0, le=8)]
+_Points = Annotated[float, Field(ge=0, le=100)]
+
+# %% ../../nbs/studies/10_plan.ipynb #new2
+@with_config(_TABLE)
 @dataclass(frozen=True)
 class Variant:
     "One of the variants that a study compares: a method, one of its recipes, and what is changed in it"
 
-    name: str  # What tables call it; letters, digits, `-`, `_` and `.`
+    name: _FolderName  # What tables call it; letters, digits, `-`, `_` and `.`
     method: str  # One of `METHODS`
     recipe: str = ''  # One of the method's recipes; '': the one called like the data
     changes: dict = field(default_factory=dict)  # Field of the recipe or of the data -> value
-    grid: tuple = ()  # Rates of its own in place of the study's, as many of them: the k-th is compared with the k-th
+    grid: _Grid = ()  # Rates of its own in place of the study's, as many of them: the k-th is compared with the k-th
     backbone: str = ''  # Another network than the recipe's, such as resnet18
     weights: str = ''  # Where its backbone starts: `@NAME`, the run of that variant with the same seed; '': at random
     # What its runs are fine-tuned on: some of the study's tasks, all, or nothing (an empty list)
-    tasks: tuple = ('all',)
-    modes: tuple = ('all',)  # Some of `MODES`, or all of the study's
+    tasks: _Names | None = None
+    modes: _Modes | None = None  # Some of `MODES`, or all of the study's
 
 # %% ../../nbs/studies/10_plan.ipynb #1c5d9d93
+@with_config(_TABLE)
 @dataclass(frozen=True)
 class FineTuning:
     "Fine-tuning of each pretrained run: tasks, modes and learning rates, the same for each variant, task and mode"
 
-    tasks: tuple  # Some of `TASKS`, each of which the data must have
-    modes: tuple = ('full', 'frozen')  # Some of `MODES`
+    tasks: Annotated[_Names, Field(min_length=1)]  # Some of `TASKS`, each of which the data must have
+    modes: _Modes = ('full', 'frozen')  # Some of `MODES`
     changes: dict = field(default_factory=dict)  # Field of the plan, or of the sizes of the task's data -> value
-    grid: tuple = ({},)  # As for `Rates`: field of the plan -> value
-    extend: Int(0, 8) = 1  # As for `Rates`
+    grid: _Grid = ({},)  # As for `Rates`: field of the plan -> value
+    extend: _Growth = 1  # As for `Rates`
 
 
+@with_config(_TABLE)
 @dataclass(frozen=True)
 class Rates:
     "The learning rates: each variant is trained at each of them, with all seeds and the whole schedule"
 
-    grid: tuple  # In ascending order: field of the recipe -> value
+    grid: _Grid  # In ascending order: field of the recipe -> value
     score: str = 'objects'  # What the best rate is chosen by: a task on validation scenes, or held_loss
-    split: Choice('valid') = 'valid'  # Which scenes: those of the test are only reported on
-    scenes: Int(40, 10**6) = 500  # How many of them
-    extend: Int(0, 8) = 1  # How many rates may be added at either end, while the best rate of a variant is the last one
+    split: Literal['valid'] = 'valid'  # Which scenes: those of the test are only reported on
+    scenes: Annotated[int, Field(ge=40, le=10**6)] = 500  # How many of them
+    extend: _Growth = 1  # How many rates may be added at either end, while the best rate of a variant is the last one
 
 # %% ../../nbs/studies/10_plan.ipynb #dad5c2a6
 def rate_values(
@@ -109,11 +150,12 @@ def comparison_tables() -> tuple:
     return *SCORES, *TASK_TABLES, 'pretraining', *evaluated_scores()
 
 # %% ../../nbs/studies/10_plan.ipynb #440d3473
+@with_config(_TABLE)
 @dataclass(frozen=True)
 class Comparison:
     "The claim that one variant, the treatment, is ahead of another one, the control, on one question"
 
-    id: str  # Such as 'V1'
+    id: Annotated[str, Field(min_length=1)]  # Such as 'V1'
     text: str  # The claim in words
     treatment: str  # A variant
     control: str  # Another one; chance; or a row beside that of the treatment, as @random: see `BASELINE_ROWS`
@@ -123,33 +165,34 @@ class Comparison:
     # fine-tuning, how far it moved weights, held-out loss, or an evaluation
     table: str = 'table'
     # 1: the score of the treatment is said to be higher; -1: lower, also where lower is better; 0: neither, a tie
-    direction: Choice(1, 0, -1) = 1
-    size: Float(0, 100) = 0.0  # By how many points in the paper; 0: it gives no number, or a tie
-    margin: Float(0, 100) = 0.0  # Differences within it are of no interest; 0: the study's
-    unequal: tuple = ()  # Settings of `equal` that the claim is about, and that may differ
+    direction: Literal[1, 0, -1] = 1
+    size: _Points = 0.0  # By how many points in the paper; 0: it gives no number, or a tie
+    margin: _Points = 0.0  # Differences within it are of no interest; 0: the study's
+    unequal: _Settings = ()  # Settings of `equal` that the claim is about, and that may differ
 
 # %% ../../nbs/studies/10_plan.ipynb #e887d3c4
+@with_config(_TABLE)
 @dataclass(frozen=True)
 class Study:
     "What is compared, on which data, with which seeds and learning rates: the contents of a study's file"
 
     file: str  # Where it is written
-    name: str  # Of the study
-    variants: tuple  # `Variant`s
-    seeds: tuple  # Whole numbers
+    name: _FolderName  # Of the study
+    variants: Annotated[tuple[Variant, ...], Field(min_length=1), AfterValidator(_different)]
+    seeds: _Seeds  # At least 2, if there are comparisons
     title: str = ''  # Of its page
     data: str = 'world'  # One of `DATASETS`
     root: str = ''  # Folder of its files
     max_corrupt: int | float | str = None  # How many photos and rows may be missing or unusable, see `corrupt_limit`
     options: dict = field(default_factory=dict)  # Field of the data -> value
-    equal: tuple = ('views', 'images', 'captions', 'steps', 'backbone')  # What must be the same for all variants
-    precision: Choice('auto', 'fp32', 'bf16', 'fp16') = 'auto'  # As for `pretrain`
-    margin: Float(0, 100) = 1.0  # Percentage points: a difference within them is of no interest; 0: none was set
-    min_gain: Float(0, 100) = 2.0  # Points that both sides of a comparison must be above their floor in every run
-    rates: Rates = None  # None: the recipes are taken as they are
-    finetune: FineTuning = None  # None: nothing is fine-tuned
-    ask: dict = field(default_factory=dict)  # Evaluation of every finished run -> its options
-    comparisons: tuple = ()  # `Comparison`s
+    equal: _Settings = ('views', 'images', 'captions', 'steps', 'backbone')  # What must be the same for all variants
+    precision: Literal['auto', 'fp32', 'bf16', 'fp16'] = 'auto'  # As for `pretrain`
+    margin: _Points = 1.0  # Percentage points: a difference within them is of no interest; 0: none was set
+    min_gain: _Points = 2.0  # Points that both sides of a comparison must be above their floor in every run
+    rates: Rates | None = None  # None: the recipes are taken as they are
+    finetune: FineTuning | None = None  # None: nothing is fine-tuned
+    ask: dict[str, dict] = field(default_factory=dict)  # Evaluation of every finished run -> its options
+    comparisons: Annotated[tuple[Comparison, ...], AfterValidator(_different)] = ()
     changed: tuple = ()  # Sentences: how its file differs from that of the first result
     added: tuple = ()  # Ids of the comparisons that were added to the file after the first result
 
@@ -178,9 +221,7 @@ class Study:
         if not f:
             return []
         return [
-            (t, m)
-            for t in (f.tasks if variant.tasks == ('all',) else variant.tasks)
-            for m in (f.modes if variant.modes == ('all',) else variant.modes)
+            (t, m) for t in (f.tasks if variant.tasks is None else variant.tasks) for m in (variant.modes or f.modes)
         ]
 
     def source_variant(
@@ -198,67 +239,70 @@ def _source_of(weights, changes):
     return name[1:] if name[:1] == '@' else ''
 
 # %% ../../nbs/studies/10_plan.ipynb #9ed27b6d
-_WANTED = dict(str='text', tuple='a list', dict='a table', Rates='a table', FineTuning='a table')
-_ENTRY = dict(seeds=(int, 'whole numbers'), grid=(dict, 'tables of fields'))  # What a list holds, if not words
-# Fields of `Study` that are not at the top of a file
-_INNER = 'file', 'root', 'max_corrupt', 'options', 'changed', 'added'
-_OF_DATA = dict(name='data', root='root', max_corrupt='max_corrupt')  # What `[data]` says besides options -> field
-
-
-def _table(x, at):
-    "Return `x`; raise a `ValueError` unless it is a table"
-    if not isinstance(x, dict):
-        raise ValueError(f'{at}={brief(x)}: expected a table of fields')
-    return x
-
-
-def _made(cls, table, at, **more):
-    "Make an instance of `cls` from a table of the file; `at`: file and table, for messages"
-    names = {f.name: f for f in fields(cls)}
-    for k in table:
-        if k not in names or k in more:
-            raise ValueError(f'{at}{k}: {did_you_mean("field", k, set(names) - set(more))}')
-    got = {k: tuple(v) if isinstance(v, list) else v for k, v in table.items()} | more
-    for k, f in names.items():
-        if k not in got and f.default is MISSING and f.default_factory is MISSING:
-            raise ValueError(f'{at}{k} is missing')
-        if k in table and table[k] is None:
-            raise ValueError(f'{at}{k} is null: leave it out')
-        v = got.get(k)
-        kind = getattr(f.type, '__name__', '')
-        if k in got and kind in _WANTED and v is not None and type(v).__name__ != kind:
-            raise ValueError(f'{at}{k}={brief(v)}: expected {_WANTED[kind]}')
-        if k in table and isinstance(v, tuple):
-            _check_entries(k, v, at)
+@contextmanager
+def _at(place):
+    "Put a place of the file before the message of a `ValueError`"
     try:
-        return check_fields(cls(**got))
+        yield
     except ValueError as e:
-        raise ValueError(f'{at}{e}') from None
-
-# %% ../../nbs/studies/10_plan.ipynb #2936767e
-def _check_entries(key, values, at):
-    "Check the entries of a list of the file"
-    kind, what = _ENTRY.get(key, (str, 'words'))
-    if odd := [x for x in values if type(x) is not kind]:
-        raise ValueError(f'{at}{key}: {brief(odd[0])}: expected a list of {what}')
-    if key in ('seeds', 'grid', 'modes') and not values:
-        raise ValueError(f'{at}{key}: is empty; expected a list of {what}')
-    if kind is str and (twice := [x for i, x in enumerate(values) if x in values[:i]]):
-        raise ValueError(f'{at}{key}: {twice[0]!r} occurs twice')
+        raise ValueError(f'{place}{e}') from None
 
 
-def _several(table, key, cls, file):
-    "Make instances of `cls` from a list of tables; messages call each by its name, else by its number"
-    rows = table.pop(key, [])
-    if not isinstance(rows, list):
-        raise ValueError(f'{file}: {key}={brief(rows)}: write each as [[{key}]]')
+def _place(keys, table):
+    "Write where a value is in the file: `variants[sets].method`"
+    place = ''
+    for key in keys:
+        if isinstance(key, str):
+            place += f'.{key}'
+            table = table.get(key)
+        else:
+            table = table[key]
+            name = table.get('name', table.get('id', key)) if isinstance(table, dict) else key
+            place += f'[{name}]'
+    return place.lstrip('.')
 
-    def at(i, row):
-        return f'{file}: {key}[{_table(row, f"{file}: {key}[{i}]").get(fields(cls)[0].name, i)}].'
 
-    return tuple(_made(cls, row, at(i, row)) for i, row in enumerate(rows))
+_UNKNOWN = 'unexpected_keyword_argument'  # What Pydantic calls an unknown field
+
+
+def _read_table(cls, table):
+    "Make an instance of `cls` from a table of the file; a `ValueError` says what is wrong, and where"
+
+    def no_json(x):
+        raise ValueError(f'{x}: dates and times are no values of a study; write a text, in quotes')
+
+    try:
+        return TypeAdapter(cls).validate_json(json.dumps(table, default=no_json))
+    except ValidationError as e:
+        problem = min(e.errors(), key=lambda p: p['type'] != _UNKNOWN)  # a mistyped name before the missing one
+    keys = problem['loc']
+    place = _place(keys, table)
+    value = problem['input']
+    message = problem['msg'].removeprefix('Value error, ')
+    if problem['type'] == _UNKNOWN:
+        message = did_you_mean('field', keys[-1], [f.name for f in fields(_CLASSES.get(keys[0], cls))])
+    elif not isinstance(value, (dict, list)):
+        place += f'={brief(value)}'
+    raise ValueError(f'{place}: {message}')
+
+
+_CLASSES = dict(variants=Variant, comparisons=Comparison, rates=Rates, finetune=FineTuning)
 
 # %% ../../nbs/studies/10_plan.ipynb #2c4be846
+# Fields of `Study` that are not at the top of its file
+_INNER = 'file', 'root', 'max_corrupt', 'options', 'changed', 'added'
+
+
+@with_config(_TABLE)
+@dataclass(frozen=True)
+class _Data:
+    "What `[data]` says beside the options of the dataset"
+
+    name: str = 'world'
+    root: str = ''
+    max_corrupt: Annotated[object, AfterValidator(_valid_limit)] = None
+
+
 def study_of(
     table: dict,  # The contents of the file
     file: str,  # Its name, for messages
@@ -266,55 +310,25 @@ def study_of(
     ran: bool = False,  # Was it run? Then a comparison that cannot be judged is no error: its row says why
 ) -> Study:  # Checked
     "Make a study from the tables of its file; raise a `ValueError` that names file and field"
-    table = _plain(table, file)
-    data = _table(table.pop('data', {}), f'{file}: data')
-    variants = _several(table, 'variants', Variant, file)
-    comparisons = _several(table, 'comparisons', Comparison, file)
-    rates = table.pop('rates', None)
-    if rates is not None:
-        split = _table(rates, f'{file}: rates').get('split', 'valid')
-        if split == 'test':
-            raise ValueError(
-                f"{file}: rates.split='test': rates are chosen on validation scenes, those of the test "
-                f'are only reported on; leave it out'
-            )
-        rates = _made(Rates, rates, f'{file}: rates.')
-    finetune = table.pop('finetune', None)
-    if finetune is not None:
-        finetune = _made(FineTuning, _table(finetune, f'{file}: finetune'), f'{file}: finetune.')
-    table.pop('quick', None)  # see `quick_table`
-    field_names = {f.name for f in fields(Study)} - {*_INNER} | {'quick'}
-    if bad := next((k for k in table if k not in field_names), None):
-        raise ValueError(f'{file}: {did_you_mean("field", bad, field_names)}')
-    known = {new: data.pop(k) for k, new in _OF_DATA.items() if k in data}
-    try:
-        corrupt_limit(1, known.get('max_corrupt'))
-    except ValueError as e:
-        raise ValueError(f'{file}: data.{e}') from None
-    study = _made(
-        Study,
-        table | known,
-        f'{file}: ',
-        file=str(file),
-        variants=variants,
-        comparisons=comparisons,
-        rates=rates,
-        finetune=finetune,
-        options=data,
-        changed=(),
-        added=(),
-    )
-    check_study(study, ran)
+    names = {f.name for f in fields(Study)} - {*_INNER} | {'quick'}
+    with _at(f'{file}: '):
+        for k in table:
+            _known('field', k, names)
+        options = _read_table(dict[str, dict], dict(data=table.get('data', {})))['data']
+        inner = {k: options.pop(k) for k in ('name', 'root', 'max_corrupt') if k in options}
+        with _at('data.'):
+            data = _read_table(_Data, inner)
+        rest = {k: v for k, v in table.items() if k not in ('data', 'quick')}
+        study = _read_table(Study, dict(rest, file=str(file)))
+        study = replace(study, data=data.name, root=data.root, max_corrupt=data.max_corrupt, options=options)
+        _check_study(study, ran)
     return study
 
-# %% ../../nbs/studies/10_plan.ipynb #46b90d83
-def _plain(table, file):
-    "Copy a table; raise a `ValueError` for values that JSON does not have"
 
-    def other(x):
-        raise ValueError(f'{file}: {x}: dates and times are no values of a study; write a text, in quotes')
-
-    return json.loads(json.dumps(table, default=other))
+def _known(kind, name, known):
+    "Raise a `ValueError` if `name` is none of the known ones"
+    if name not in known:
+        raise did_you_mean(kind, name, known)
 
 # %% ../../nbs/studies/10_plan.ipynb #86ce3491
 def read_study(
@@ -323,12 +337,22 @@ def read_study(
 ) -> Study:  # Checked
     "Read a study; a `ValueError` names file and field"
     table = read_toml(file)
-    study = study_of(table, str(file))
-    return study_of(quick_table(table, str(file)), str(file)) if quick else study
+    return study_of(quick_table(table, str(file)) if quick else table, str(file))
 
 # %% ../../nbs/studies/10_plan.ipynb #097721de
-_KINDS = {list: 'a list', dict: 'a table', int: 'a whole number'}
-_QUICK = dict(keep=list, changes=dict, own=dict, seeds=list, rates=int, data=dict, finetune=dict, ask=dict)
+@with_config(_TABLE)
+@dataclass(frozen=True)
+class _Quick:
+    "How small a study may be"
+
+    keep: tuple[str, ...] = ()
+    changes: dict = field(default_factory=dict)
+    own: dict[str, dict] = field(default_factory=dict)
+    rates: Annotated[int, Field(ge=1)] | None = None
+    seeds: _Seeds | None = None
+    data: dict = field(default_factory=dict)
+    finetune: dict = field(default_factory=dict)
+    ask: dict = field(default_factory=dict)
 
 
 def quick_table(
@@ -336,57 +360,49 @@ def quick_table(
     file: str,  # Its name, for messages
 ) -> dict:  # The tables of the small study
     "Reduce a study to the size of its `[quick]`"
-    table = _plain(table, file)
-    at = f'{file}: quick'
-    quick = table.get('quick')
-    if quick is None:
-        raise ValueError(f'{at}: there is none; write how small the study may be as [quick]')
-    for k, v in _table(quick, at).items():
-        _known(at, 'field', k, _QUICK)
-        if type(v) is not _QUICK[k]:
-            raise ValueError(f'{at}.{k}={brief(v)}: expected {_KINDS[_QUICK[k]]}')
-    out = copy.deepcopy({k: v for k, v in table.items() if k != 'quick'})
-    names = [a.get('name') for a in out.get('variants', [])]
-    for w in ('keep', 'own'):
-        for k in quick.get(w, ()):
-            _known(f'{at}.{w}', 'variant', k, names)
-    for k, v in quick.get('own', {}).items():
-        _table(v, f'{at}.own.{k}')
-    if 'rates' in quick and quick['rates'] < 1:
-        raise ValueError(f'{at}.rates={quick["rates"]}: at least 1')
-    keep = quick.get('keep') or names
-    for a in (a for a in out['variants'] if a['name'] in keep):
-        source = _source_of(str(a.get('weights', '')), a.get('changes', {}))
-        if source and source not in keep:
-            raise ValueError(f'{at}.keep: {a["name"]} depends on the run of {source}; keep it, too')
-    known = {f.name for a in out['variants'] if a['name'] in keep for f in fields(METHODS[a['method']].recipe)}
-    for k in quick.get('changes', {}):
-        _known(f'{at}.changes', 'field of recipes', k, known)
-    out |= {k: {**out.get(k, {}), **quick[k]} for k in ('data', 'finetune', 'ask') if k in quick}
+    study = study_of(table, file)
+    names = [a.name for a in study.variants]
+    if 'quick' not in table:
+        raise ValueError(f'{file}: quick: there is none; write how small the study may be as [quick]')
+    with _at(f'{file}: quick.'):
+        quick = _read_table(_Quick, table['quick'])
+        for part in ('keep', 'own'):
+            with _at(f'{part}: '):
+                for name in getattr(quick, part):
+                    _known('variant', name, names)
+        keep = quick.keep or names
+        variants = {a.name: a for a in study.variants if a.name in keep}
+        for a in variants.values():
+            source = study.source_variant(a)
+            if source and source.name not in keep:
+                raise ValueError(f'keep: {a.name} depends on the run of {source.name}; keep it, too')
+        recipe_fields = {name: {f.name for f in fields(METHODS[a.method].recipe)} for name, a in variants.items()}
+        for k in quick.changes:
+            with _at('changes: '):
+                _known('field of recipes', k, set().union(*recipe_fields.values()))
+
+    def first_rates(part):
+        return part | dict(grid=part['grid'][: quick.rates]) if 'grid' in part else part
+
+    out = {k: v for k, v in table.items() if k != 'quick'}
+    out |= {k: {**table.get(k, {}), **v} for k in ('data', 'finetune', 'ask') if (v := getattr(quick, k))}
+    out |= {k: first_rates(out[k]) for k in ('rates', 'finetune') if k in out}
     tasks = out.get('finetune', {}).get('tasks', [])
-    out['variants'] = [_smaller(a, quick, tasks) for a in out['variants'] if a['name'] in keep]
+    out['variants'] = []
+    for row in (row for row in table['variants'] if row['name'] in keep):
+        name = row['name']
+        shared = {k: v for k, v in quick.changes.items() if k in recipe_fields[name]}
+        row = first_rates(row) | dict(changes={**shared, **row.get('changes', {}), **quick.own.get(name, {})})
+        if 'tasks' in row:
+            row['tasks'] = [t for t in row['tasks'] if t in tasks]
+        out['variants'].append(row)
     out['comparisons'] = [
         c
-        for c in out.get('comparisons', [])
+        for c in table.get('comparisons', [])
         if not {c['treatment'], c['control']} & {*names} - {*keep}
         and (c.get('table') not in TASK_TABLES or c['question'].split(',')[0] in tasks)
     ]
-    for grid in (out.get('rates', {}), out.get('finetune', {}), *out['variants']):
-        if 'grid' in grid and 'rates' in quick:
-            grid['grid'] = grid['grid'][: quick['rates']]
-    return out | dict(name=f'{out["name"]}-quick', seeds=quick.get('seeds', out['seeds']))
-
-# %% ../../nbs/studies/10_plan.ipynb #5b1d0e75
-def _smaller(variant, quick, tasks):
-    "Apply the changes of `[quick]` to the table of a variant, and keep the tasks that are left"
-    if 'tasks' in variant:
-        variant = {**variant, 'tasks': [t for t in variant['tasks'] if t in (*tasks, 'all')]}
-    known = {f.name for f in fields(METHODS[variant['method']].recipe)} if variant.get('method') in METHODS else ()
-    more = {k: v for k, v in quick.get('changes', {}).items() if k in known and k not in variant.get('changes', {})}
-    return {
-        **variant,
-        'changes': {**more, **variant.get('changes', {}), **quick.get('own', {}).get(variant['name'], {})},
-    }
+    return out | dict(name=f'{study.name}-quick', seeds=list(quick.seeds or study.seeds))
 
 # %% ../../nbs/studies/10_plan.ipynb #0cdaf53f
 def change_texts(
@@ -400,45 +416,47 @@ def change_texts(
     return [f'{k}={text(v)}' for k, v in changes.items()]
 
 # %% ../../nbs/studies/10_plan.ipynb #aa61c80b
-_KIND = {
-    int: ((int,), 'a whole number'),
-    float: ((int, float), 'a number'),
-    bool: ((bool,), 'true or false'),
-    str: ((str, int, float), 'text'),
-    tuple: ((list, tuple), 'a list'),
-}
-
-
-def check_kinds(
-    changes: dict,  # Field -> value, from a file
-    dataclasses: tuple,  # Dataclasses with these fields
-) -> None:
+def _check_kinds(changes, dataclasses):
     "Do the values have the types of their fields? A file distinguishes numbers from text, the shell does not"
-    kinds = {k: kind for p in dataclasses for k, (kind, _) in field_rules(type(p)).items()}
-    for k, v in changes.items():
-        allowed, what = _KIND.get(kinds.get(k), ((type(v),), ''))
-        if type(v) not in allowed:
-            raise ValueError(f'{k}={brief(v)}: expected {what}')
+    values = {k: tuple(v) if isinstance(v, list) else v for k, v in changes.items()}
+    for part in dataclasses:
+        check_fields(replace(part, **{f.name: values[f.name] for f in fields(part) if f.name in values}))
 
 
 def variant_recipe(
     study: Study,  # The study
     variant: Variant,  # One of its variants
     rate: dict = {},  # Further changes: field -> value
-    where: str = 'changes',  # What the message calls them
 ) -> tuple:  # Recipe and sizes of the data
-    "Return what a variant trains with; raise a `ValueError` that names file, variant and field"
+    "Return what a variant trains with; raise a `ValueError` that names the field that is wrong"
     changes = {**study.options, **variant.changes, **rate}
-    try:
-        parts = resolve_options(
-            variant.method, variant.recipe or None, change_texts(changes), study.data, backbone=variant.backbone or None
-        )
-        check_kinds(changes, parts)
-        return parts
-    except ValueError as e:
-        raise ValueError(f'{study.file}: variants[{variant.name}].{where}: {e}') from None
+    parts = resolve_options(
+        variant.method, variant.recipe or None, change_texts(changes), study.data, backbone=variant.backbone or None
+    )
+    _check_kinds(changes, parts)
+    return parts
 
 # %% ../../nbs/studies/10_plan.ipynb #b7a2549b
+def variant_spec(
+    study: Study,  # The study
+    variant: Variant,  # One of its variants
+    changes: dict = {},  # Further changes: field -> value
+    **more,  # seed, weights_file: as for `run_spec`
+) -> RunSpec:
+    "Return the specification of a run of a variant; the photos must be there"
+    return run_spec(
+        variant.method,
+        change_texts({**study.options, **variant.changes, **changes}),
+        data=study.data,
+        root=study.root or None,
+        name=variant.recipe or None,
+        precision=study.precision,
+        threads=1,
+        backbone=variant.backbone or None,
+        **more,
+    )
+
+
 def run_name(
     study: Study,  # The study
     variant: Variant,  # One of its variants
@@ -447,14 +465,6 @@ def run_name(
 ) -> str:
     "Name the folder of a run; a variant with a single rate needs no number"
     return f'{variant.name}-{seed}' + (f'-rate{rate}' if len(study.grid(variant)) > 1 else '')
-
-
-def source_changes(
-    variant: Variant,  # One of the variants
-    source: FilePath,  # The run of another variant that it depends on; '' if there is none
-) -> dict:  # Field -> value: `generated`, or nothing
-    "Return the run that generates the captions of a variant, as a changed field"
-    return dict(generated=str(source)) if source and not variant.weights else {}
 
 # %% ../../nbs/studies/10_plan.ipynb #b5543d6a
 def _views(variant, recipe, options):
@@ -502,13 +512,8 @@ def held_equal(
     return [k for k in study.equal if not comparison or k not in comparison.unequal]
 
 
-def check_equal(
-    study: Study,  # Its `equal` counts
-) -> None:
+def _check_equal(study):
     "Check that the variants of each comparison, or all without one, agree in what is held equal; else a `ValueError`"
-    for k in (*study.equal, *(k for c in study.comparisons for k in c.unequal)):
-        if k not in _SAME:
-            raise ValueError(f'{study.file}: equal: {did_you_mean("word", k, _SAME)}')
     names = [a.name for a in study.variants]
     pairs = [
         (study.variant(c.treatment), study.variant(c.control), held_equal(study, c))
@@ -521,7 +526,7 @@ def check_equal(
             if None in (v, w) or v == w:
                 continue
             raise ValueError(
-                f'{study.file}: variants[{b.name}]: {k} {_said(w)}, and variants[{a.name}] has {_said(v)}; '
+                f'variants[{b.name}]: {k} {_said(w)}, and variants[{a.name}] has {_said(v)}; '
                 f'they are held equal: change the variant, or name {k!r} in `unequal` of the comparison'
             )
 
@@ -529,25 +534,6 @@ def check_equal(
 def _said(v):
     "Write a value, or several, as text"
     return ', '.join(str(x) for x in v if x not in (None, '')) if isinstance(v, tuple) else f'{v:,}'
-
-# %% ../../nbs/studies/10_plan.ipynb #a0ecec19
-def _check_data(study, at):
-    "Raise a `ValueError` if the dataset or its options are invalid"
-    builder = DATASETS[study.data]
-    try:
-        options = check_fields(override(builder.options, change_texts(study.options)))
-        check_kinds(study.options, (options,))
-        builder.check_options(options, set(study.options))
-    except ValueError as e:
-        raise ValueError(f'{at}: {e}') from None
-    if study.root and not builder.root_help:
-        raise ValueError(f'{at}.root={study.root!r}: {study.data} needs no files')
-
-
-def _known(at, kind, name, known):
-    "Raise a `ValueError` if `name` is none of the known ones"
-    if name not in known:
-        raise ValueError(f'{at}: {did_you_mean(kind, name, known)}')
 
 # %% ../../nbs/studies/10_plan.ipynb #c23bc1f7
 def with_root(
@@ -567,203 +553,174 @@ def with_root(
     return replace(study, root=str(Path(root).resolve())) if root else study
 
 # %% ../../nbs/studies/10_plan.ipynb #ab42f0c7
-def check_study(
-    study: Study,  # Of which each table is right by itself
-    ran: bool = False,  # As for `study_of`
-) -> None:
-    "Raise a `ValueError` naming file and field unless the study can be run and evaluated; see `with_root`"
-    at = study.file
-    if not re.fullmatch(r'[\w.-]+', study.name):
-        raise ValueError(f'{at}: name={study.name!r}: letters, digits, -, _ and . are allowed')
-    if not study.variants:
-        raise ValueError(f'{at}: variants: there are none; write each as [[variants]]')
-    _known(f'{at}: data.name', 'dataset', study.data, DATASETS)
+def _check_study(study, ran=False):
+    "Raise a `ValueError` that names the field unless the study can be run and evaluated; see `with_root`"
+    with _at('data.name: '):
+        builder = DATASETS[study.data]
     if study.options.get('valid') == 0:
-        raise ValueError(f'{at}: data.valid=0: there is no validation split to choose rates and checkpoints by')
-    _check_data(study, f'{at}: data')
-    names = [a.name for a in study.variants]
-    for what, xs in (('variants', names), ('comparisons', [c.id for c in study.comparisons]), ('seeds', study.seeds)):
-        if twice := [x for i, x in enumerate(xs) if x in xs[:i]]:
-            raise ValueError(f'{at}: {what}: {twice[0]!r} occurs twice')
-    bad = next((s for s in study.seeds if not 0 <= s < 2**31), None)
-    if bad is not None:
-        raise ValueError(f'{at}: seeds={bad}: expected whole numbers from 0')
+        raise ValueError('data.valid=0: there is no validation split to choose rates and checkpoints by')
+    with _at('data: '):
+        options = check_fields(override(builder.options, change_texts(study.options)))
+        _check_kinds(study.options, (options,))
+        builder.check_options(options, set(study.options))
+    if study.root and not builder.root_help:
+        raise ValueError(f'data.root={study.root!r}: {study.data} needs no files')
     if study.comparisons and len(study.seeds) < 2 and not ran:
-        raise ValueError(f'{at}: seeds: a comparison needs at least 2, to see how much seeds differ')
+        raise ValueError('seeds: a comparison needs at least 2, to see how much seeds differ')
     for a in study.variants:
-        _check_variant(study, a, f'{at}: variants[{a.name}]')
+        with _at(f'variants[{a.name}].'):
+            _check_variant(study, a)
     if study.finetune:
         _check_finetuning(study)
-    for name, options in study.ask.items() if not ran else ():
-        _check_evaluated(study, name, options)
-    for c in study.comparisons if not ran else ():
-        _check_comparison(study, c, f'{at}: comparisons[{c.id}]')
     if not ran:
-        check_equal(study)
+        for name, evaluation_options in study.ask.items():
+            _check_evaluated(study, name, evaluation_options)
+        for c in study.comparisons:
+            with _at(f'comparisons[{c.id}].'):
+                _check_comparison(study, c)
+        _check_equal(study)
     if study.rates:
         _check_rates(study)
     elif a := next((a for a in study.variants if a.grid), None):
-        raise ValueError(f'{at}: variants[{a.name}].grid: the study has no [rates]')
+        raise ValueError(f'variants[{a.name}].grid: the study has no [rates]')
 
 
-def _check_variant(study, variant, at):
+def _check_variant(study, variant):
     "Raise a `ValueError` unless a variant can be trained"
-    if not re.fullmatch(r'[\w.-]+', variant.name) or variant.name in ('chance', '.', '..'):
-        raise ValueError(f'{at}.name: letters, digits, -, _ and . are allowed; the name chance is reserved')
-    _known(f'{at}.method', 'method', variant.method, METHODS)
+    with _at('method: '):
+        method = METHODS[variant.method]
     if variant.recipe:
-        _known(f'{at}.recipe', 'recipe', variant.recipe, METHODS[variant.method].recipes)
-    variant_recipe(study, variant)
-    _check_source(study, variant, at)
+        with _at('recipe: '):
+            _known('recipe', variant.recipe, method.recipes)
+    with _at('changes: '):
+        variant_recipe(study, variant)
+    _check_source(study, variant)
 
 # %% ../../nbs/studies/10_plan.ipynb #06b7b484
-_VALUE = {str: 'text', int: 'a whole number', float: 'a number', bool: 'true or false'}
-
-
 def _check_evaluated(study, name, options):
     "Raise a `ValueError` unless the evaluation can be compared and has these options"
-    at = f'{study.file}: ask'
-    _known(at, 'evaluation', name, evaluated_scores())
-    known = EVALUATIONS[name].options
-    for k, v in _table(options, f'{at}.{name}').items():
-        _known(f'{at}.{name}', 'option', k, known)
-        kind = str if known[k].default is None else type(known[k].default)
-        if type(v) is not kind:
-            raise ValueError(f'{at}.{name}.{k}={brief(v)}: expected {_VALUE[kind]}')
-    try:
-        EVALUATIONS[name].check(**options)
-    except ValueError as e:
-        raise ValueError(f'{at}.{name}: {str(e).removeprefix("--")}') from None
-    if options.get('data', study.data) != study.data and DATASETS[options['data']].root_help:
-        raise ValueError(f'{at}.{name}.data={options["data"]!r}: needs files; a study evaluates its own data')
+    with _at('ask: '):
+        _known('evaluation', name, evaluated_scores())
+    evaluation = EVALUATIONS[name]
+    with _at(f'ask.{name}: '):
+        for k, v in options.items():
+            _known('option', k, evaluation.options)
+            default = evaluation.options[k].default
+            if type(v) is not (str if default is None else type(default)):
+                raise ValueError(f'{k}={brief(v)}: expected a value such as {default!r}')
+        try:
+            evaluation.check(**options)
+        except ValueError as e:
+            raise ValueError(str(e).removeprefix('--')) from None
+        data = options.get('data', study.data)
+        if data != study.data and DATASETS[data].root_help:
+            raise ValueError(f'data={data!r}: needs files; a study evaluates its own data')
 
 # %% ../../nbs/studies/10_plan.ipynb #fdcf917c
-def _check_source(study, variant, at):
+def _check_source(study, variant):
     "Raise a `ValueError` unless the variant this one depends on exists and provides captions or a backbone"
     name = _source_of(variant.weights, variant.changes)
-    field = f'{at}.weights' if variant.weights else f'{at}.changes.generated'
     if variant.weights and not name:
-        raise ValueError(f"{field}={variant.weights!r}: expected '@NAME', the name of another variant")
+        raise ValueError(f"weights={variant.weights!r}: expected '@NAME', the name of another variant")
     if not name:
         return
-    _known(field, 'variant', name, [a.name for a in study.variants if a is not variant])
-    source = study.variant(name)
-    field = f"{field}='@{name}'"
-    if _source_of(source.weights, source.changes):
-        raise ValueError(f'{field}: {name} depends on the run of another variant itself; one step is allowed')
-    if variant.weights:
-        return _check_start(study, variant, source, field)
-    if 'source' in {f.name for f in fields(METHODS[source.method].recipe)}:
-        raise ValueError(f'{field}: {source.method} writes no captions; take a variant such as virtex')
+    with _at('weights: ' if variant.weights else 'changes.generated: '):
+        _known('variant', name, [a.name for a in study.variants if a is not variant])
+        source = study.variant(name)
+        if _source_of(source.weights, source.changes):
+            raise ValueError(f'{name} depends on the run of another variant itself; one step is allowed')
+        if variant.weights:
+            _check_start(study, variant, source)
+        elif 'source' in {f.name for f in fields(METHODS[source.method].recipe)}:
+            raise ValueError(f'{source.method} writes no captions; take a variant such as virtex')
 
 
-def _check_start(study, variant, source, at):
+def _check_start(study, variant, source):
     "Raise a `ValueError` unless a variant's backbone can start as that of another one"
     if _source_of('', variant.changes):
-        raise ValueError(f'{at}: its captions are generated by a variant as well; only one of the two is allowed')
+        raise ValueError('its captions are generated by a variant as well; only one of the two is allowed')
     for a in (variant, source):
         if why := METHODS[a.method].no_backbone:
-            raise ValueError(f'{at}: {a.name} has no backbone of its own: {why}')
+            raise ValueError(f'{a.name} has no backbone of its own: {why}')
     v, w = (_SAME['backbone'](a, *variant_recipe(study, a))[:3] for a in (variant, source))
     if v != w:
-        raise ValueError(f'{at}: its backbone is {_said(v)}, and that of {source.name} is {_said(w)}')
+        raise ValueError(f'its backbone is {_said(v)}, and that of {source.name} is {_said(w)}')
 
 # %% ../../nbs/studies/10_plan.ipynb #ecc02a5a
 def _check_rates(study):
     "Raise a `ValueError` unless each variant can be trained at the rates, and all have as many"
     rates = study.rates
-    at = study.file
-    if rates.score != 'held_loss':
-        if 'domain_shift' not in DATASETS[study.data].test_annotations:
-            raise ValueError(f"{at}: rates.score={rates.score!r}: {study.data} has no scenes; take 'held_loss'")
-        _known(f'{at}: rates.score', 'score', rates.score, ('held_loss', *SCORES['table']))
-    if not rates.grid:
-        raise ValueError(f'{at}: rates.grid: is empty')
+    probed = rates.score != 'held_loss'
+    if probed:
+        with _at('rates.score: '):
+            _known('score', rates.score, ('held_loss', *SCORES['table']))
+            if 'domain_shift' not in DATASETS[study.data].test_annotations:
+                raise ValueError(f"{study.data} has no scenes; take 'held_loss'")
     for a in study.variants:
-        trains = variant_recipe(study, a)[0].steps
-        if a.grid and not trains:
-            raise ValueError(f'{at}: variants[{a.name}].grid: the variant trains no step')
-        if not trains:
+        place = f'variants[{a.name}].grid' if a.grid else 'rates.grid'
+        if not variant_recipe(study, a)[0].steps:
+            if a.grid:
+                raise ValueError(f'{place}: the variant trains no step')
             continue
-        if rates.score != 'held_loss' and (why := METHODS[a.method].no_backbone):
-            raise ValueError(f"{at}: rates.score={rates.score!r}: {a.name} has no backbone ({why}); take 'held_loss'")
+        if probed and (why := METHODS[a.method].no_backbone):
+            raise ValueError(f"rates.score: {a.name} has no backbone ({why}); take 'held_loss'")
         grid = study.grid(a)
-        where = f'variants[{a.name}].grid' if a.grid else 'rates.grid'
-        if len(grid) != len(rates.grid):
-            raise ValueError(
-                f'{at}: {where}: {len(grid)} rates, and rates.grid has {len(rates.grid)}; the k-th are compared'
-            )
-        _check_ascending(grid, rates.extend, f'{at}: {where}')
+        with _at(f'{place}: '):
+            if len(grid) != len(rates.grid):
+                raise ValueError(f'{len(grid)} rates, and rates.grid has {len(rates.grid)}; the k-th are compared')
+            _check_ascending(grid, rates.extend)
         for i, rate in enumerate(grid):
-            _check_rate(study, a, rate, f'{where}[{i}]')
+            with _at(f'{place}[{i}]: '):
+                _check_not_in_grid(rate, ('steps', 'warmup', 'bs'), 'schedule and batch are those of the recipe')
+                shared = [f.name for f in fields(DATASETS[study.data].options)]
+                _check_not_in_grid(rate, shared, 'the data is the same at all rates')
+            with _at(f'{place}: ' if a.grid else f'variants[{a.name}].changes, with {place}[{i}]: '):
+                variant_recipe(study, a, rate)
 
 
-def _check_ascending(grid, extend, at):
+def _check_ascending(grid, extend):
     "Raise a `ValueError` unless a grid can be extended at both ends"
-    if len(grid) == 1 or not extend:
-        return
-    for low, high in zip(grid, grid[1:]):
+    for low, high in zip(grid, grid[1:]) if extend else ():
         if not low or low.keys() != high.keys() or not all(0 < low[k] < high[k] for k in low):
             raise ValueError(
-                f'{at}: {brief(low)} before {brief(high)}: expected the same fields with ascending values, so that the '
+                f'{brief(low)} before {brief(high)}: expected the same fields with ascending values, so that the '
                 f'grid can be extended; write extend = 0 for a grid that cannot'
             )
 
-# %% ../../nbs/studies/10_plan.ipynb #017678a1
-def _check_rate(study, variant, rate, where):
-    "Raise a `ValueError` unless a rate of the grid fits this variant; `where`: its place in the file"
-    at = study.file
-    if late := {'steps', 'warmup', 'bs'} & set(rate):
-        raise ValueError(
-            f'{at}: {where}: {min(late)} is no part of the grid: the schedule and the batch are those of the recipe'
-        )
-    if data := {f.name for f in fields(DATASETS[study.data].options)} & set(rate):
-        raise ValueError(f'{at}: {where}: {min(data)} is a field of the data, which all rates share')
-    variant_recipe(study, variant, rate, 'grid' if variant.grid else f'changes, with {where}')
+
+def _check_not_in_grid(rate, names, why):
+    "Raise a `ValueError` if a rate of a grid has a field that all rates share"
+    if shared := sorted({*names} & {*rate}):
+        raise ValueError(f'{shared[0]} is no part of the grid: {why}')
 
 # %% ../../nbs/studies/10_plan.ipynb #a75d015d
+_OF_STUDY = 'steps', 'warmup', 'bs', 'scenes', 'valid', 'test', 'draws', 'frozen', 'text_only'
+
+
 def _check_finetuning(study):
     "Raise a `ValueError` unless the dataset has every task and every plan is valid"
-    at = f'{study.file}: finetune'
     f = study.finetune
-    if not (f.tasks and f.modes and f.grid):
-        raise ValueError(f'{at}: tasks, modes and grid need at least one entry')
     if (n := study.options.get('draws', 0)) < 2:
-        raise ValueError(f'{study.file}: data: draws={n}: the intervals of fine-tuned runs need at least 2; take 200')
+        raise ValueError(f'data: draws={n}: the intervals of fine-tuned runs need at least 2; take 200')
+    with _at('finetune.tasks: '):
+        for t in f.tasks:
+            source = TASKS[t].sources.get(study.data)
+            if not source or source.root_help:
+                raise ValueError(f'{study.data} has no {t} without files')
     for a in study.variants:
-        where = f'{study.file}: variants[{a.name}]'
-        for t in a.tasks if a.tasks != ('all',) else ():
-            _known(f'{where}.tasks', 'task', t, f.tasks)
-        for m in a.modes if a.modes != ('all',) else ():
-            _known(f'{where}.modes', 'mode', m, MODES)
-    for m in f.modes:
-        _known(f'{at}.modes', 'mode', m, MODES)
-    _check_ascending(f.grid, f.extend, f'{at}.grid')
-    for t in f.tasks:
-        _known(f'{at}.tasks', 'task', t, TASKS)
-        source = TASKS[t].sources.get(study.data)
-        if not source or source.root_help:
-            raise ValueError(f'{at}.tasks: {study.data} has no {t} without files')
-    jobs = dict.fromkeys(
-        [(t, m) for t in f.tasks for m in f.modes] + [j for a in study.variants for j in study.jobs(a)]
-    )
-    for t, m in jobs:
-        for i, rate in enumerate(f.grid):
-            _check_task_rate(study, t, m, rate, f'{at}.grid[{i}]')
-
-
-def _check_task_rate(study, task, mode, rate, where):
-    "Raise a `ValueError` unless a fine-tuning's rate fits this task and mode"
-    at = where.rpartition('.grid')[0]
-    if late := {'steps', 'warmup', 'bs', 'scenes', 'valid', 'test', 'draws', 'frozen', 'text_only'} & set(rate):
-        raise ValueError(
-            f'{where}: {min(late)} is no part of the grid: schedule, batch, mode and examples are those of the study'
-        )
-    try:
-        plan, sizes, _ = task_plan(study, task, mode, rate)
-        check_kinds({**study.finetune.changes, **rate}, (plan, sizes))
-    except ValueError as e:
-        raise ValueError(f'{at}.changes, with grid{where.rpartition("grid")[2]}: {e} ({task}, {mode})') from None
+        for t in a.tasks or ():
+            with _at(f'variants[{a.name}].tasks: '):
+                _known('task', t, f.tasks)
+    with _at('finetune.grid: '):
+        _check_ascending(f.grid, f.extend)
+    jobs = [(t, m) for t in f.tasks for m in f.modes] + [j for a in study.variants for j in study.jobs(a)]
+    for i, rate in enumerate(f.grid):
+        with _at(f'finetune.grid[{i}]: '):
+            _check_not_in_grid(rate, _OF_STUDY, 'schedule, batch, mode and examples are those of the study')
+        for t, m in dict.fromkeys(jobs):
+            with _at(f'finetune.changes, with grid[{i}], {t}, {m}: '):
+                plan, sizes, _ = task_plan(study, t, m, rate)
+                _check_kinds({**study.finetune.changes, **rate}, (plan, sizes))
 
 # %% ../../nbs/studies/10_plan.ipynb #d7e80996
 def task_plan(
@@ -787,82 +744,70 @@ def questions_of(
     return (task, f'{task}, macro F1') if task == 'mm_imdb' else (task,)
 
 
-def _check_question(study, c, at):
+def _check_question(study, c):
     "Raise a `ValueError` unless this study evaluates the question of a comparison"
-    scores = SCORES | evaluated_scores()
+    scores = SCORES | evaluated_scores() | dict(pretraining=('masked words',))
     if c.table in scores:
-        return _known(f'{at}.question', 'question', c.question, scores[c.table])
-    if c.table == 'pretraining':
-        return _known(f'{at}.question', 'question', c.question, ('masked words',))
+        return _known('question', c.question, scores[c.table])
     mode = 'full' if c.table == 'drift' else c.table
-    for x in (x for x in (c.treatment, c.control) if x in {a.name for a in study.variants}):
-        questions = [
-            q
-            for t, m in study.jobs(study.variant(x))
-            if m == mode
-            for q in (questions_of(t) if c.table in MODES else (t,))
-        ]
-        _known(f'{at}.question', f'question about {x}', c.question, questions)
+    for a in (a for a in study.variants if a.name in (c.treatment, c.control)):
+        tasks = [t for t, m in study.jobs(a) if m == mode]
+        questions = tasks if c.table == 'drift' else [q for t in tasks for q in questions_of(t)]
+        _known(f'question about {a.name}', c.question, questions)
 
 # %% ../../nbs/studies/10_plan.ipynb #75e95324
-def _check_comparison(study, c, at):
+def _check_comparison(study, c):
     "Raise a `ValueError` unless a comparison can be evaluated"
     names = [a.name for a in study.variants]
-    if not c.id.strip():
-        raise ValueError(f'{at}.id: is empty')
-    _known(f'{at}.table', 'table', c.table, comparison_tables())
-    if c.table in SHIFTED and 'domain_shift' not in DATASETS[study.data].test_annotations:
-        tables = ', '.join(k for k in comparison_tables() if k not in (*SHIFTED, *TASK_TABLES, 'pretraining'))
-        raise ValueError(
-            f'{at}.table={c.table!r}: is measured on scenes under domain shift, and {study.data} has '
-            f'none; take one of {tables}'
-        )
-    if c.table in evaluated_scores() and c.table not in study.ask and not EVALUATIONS[c.table].measure:
-        raise ValueError(f'{at}.table={c.table!r}: no run has this evaluation; add {c.table} = {{}} to [ask]')
-    _known(f'{at}.treatment', 'variant', c.treatment, names)
-    if c.control[:1] != '@':
-        _known(f'{at}.control', 'variant', c.control, [*names, 'chance'])
-    if not c.direction and not (c.margin or study.margin):
-        raise ValueError(f'{at}.direction=0: a tie needs a margin; write margin = 1.0, in points')
-    if c.treatment == c.control:
-        raise ValueError(f'{at}: treatment and control are both {c.treatment!r}')
-    _check_question(study, c, at)
-    scored = c.table in (*SCORES, *evaluated_scores())
-    if (
-        not scored
-        and c.control not in names
-        and c.control != 'chance'
-        or c.table in ('drift', 'pretraining')
-        and c.control not in names
-    ):
-        raise ValueError(f'{at}.control={c.control!r}: table={c.table!r} compares two variants')
-    if c.control[:1] == '@':
-        _check_reference_row(study, c, at)
-    for name in (n for n in (c.treatment, c.control) if n in names):
-        o = variant_recipe(study, study.variant(name))[1]
-        draws = getattr(o, 'draws', 0)
-        if draws < 2:
-            raise ValueError(f'{at}: draws={draws} of variant {name}: expected redraws, such as draws = 200 in [data]')
-        if c.table == 'where' and not o.point:
-            raise ValueError(f'{at}: point=0 of variant {name}: nothing is pointed at')
-        if c.table == 'zeroshot' and not o.zeroshot:
+    with _at('table: '):
+        _known('table', c.table, comparison_tables())
+        if c.table in SHIFTED and 'domain_shift' not in DATASETS[study.data].test_annotations:
             raise ValueError(
-                f'{at}: zeroshot=0 of variant {name}: no scenes; expected such as zeroshot = 1500 in [data]'
+                f'{c.table!r} is measured on scenes under domain shift, and {study.data} has none; take one '
+                f'of {", ".join(evaluated_scores())}'
             )
+        if c.table in evaluated_scores() and c.table not in study.ask and not EVALUATIONS[c.table].measure:
+            raise ValueError(f'no run has this evaluation; add {c.table} = {{}} to [ask]')
+    if c.treatment == c.control:
+        raise ValueError(f'treatment and control are both {c.treatment!r}')
+    with _at('treatment: '):
+        _known('variant', c.treatment, names)
+    with _at('question: '):
+        _check_question(study, c)
+    if not c.direction and not (c.margin or study.margin):
+        raise ValueError('direction=0: a tie needs a margin; write margin = 1.0, in points')
+    with _at('control: '):
+        if c.control[:1] != '@':
+            _known('variant', c.control, [*names, 'chance'])
+        elif c.table in (*TASK_TABLES, 'pretraining'):
+            raise ValueError(f'{c.control!r}: table={c.table!r} compares two variants')
+        else:
+            _check_reference_row(study, c)
+        if c.control == 'chance' and c.table in ('drift', 'pretraining'):
+            raise ValueError(f'{c.control!r}: table={c.table!r} compares two variants')
+    for side in ('treatment', 'control'):
+        name = getattr(c, side)
+        if name not in names:
+            continue
+        with _at(f'{side}: '):
+            _, options = variant_recipe(study, study.variant(name))
+            draws = getattr(options, 'draws', 0)
+            if draws < 2:
+                raise ValueError(f'draws={draws} of variant {name}: expected redraws, such as draws = 200 in [data]')
+            if c.table == 'where' and not options.point:
+                raise ValueError(f'point=0 of variant {name}: nothing is pointed at')
+            if c.table == 'zeroshot' and not options.zeroshot:
+                raise ValueError(f'zeroshot=0 of variant {name}: no scenes; take such as zeroshot = 1500 in [data]')
 
 # %% ../../nbs/studies/10_plan.ipynb #43eca82b
-def _check_reference_row(study, c, at):
+def _check_reference_row(study, c):
     "Raise a `ValueError` unless the table has the row `@NAME` besides the model's"
     rows = BASELINE_ROWS.get(c.table) or EVALUATIONS[c.table].reference_rows
     if not rows:
-        raise ValueError(
-            f'{at}.control={c.control!r}: table={c.table!r} has the row of the model alone; take a variant, or chance'
-        )
-    _known(f'{at}.control', 'row', c.control, [f'@{n}' for n in rows])
+        raise ValueError(f'table={c.table!r} has the row of the model alone; take a variant, or chance')
+    _known('row', c.control, [f'@{n}' for n in rows])
     recipe, options = variant_recipe(study, study.variant(c.treatment))
     if c.control in ('@random', '@supervised') and not getattr(options, 'baselines', True):
-        raise ValueError(f'{at}.control={c.control!r}: needs baselines = true in the changes of variant {c.treatment}')
+        raise ValueError(f'{c.control} needs baselines = true in the changes of variant {c.treatment}')
     if c.control == '@supervised' and type(recipe) is SupervisedRecipe:
-        raise ValueError(
-            f'{at}.control={c.control!r}: variant {c.treatment} is the supervised method itself; take a variant'
-        )
+        raise ValueError(f'variant {c.treatment} is the supervised method itself; take a variant')

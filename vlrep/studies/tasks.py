@@ -8,6 +8,7 @@ __all__ = ['task_trouble', 'train_task', 'task_line', 'measured_task_speed']
 # %% ../../nbs/studies/50_tasks.ipynb #3719a00d
 import shutil
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,10 +18,10 @@ from ..core.run_facts import last_result, read_log
 from ..core.text_files import raw_lines
 from ..experiments.finetune import finetune
 from ..experiments.pretrain import pretrain, resume_run
-from ..experiments.spec import Runtime, finetune_spec, run_spec
+from ..experiments.spec import Runtime, finetune_spec
 from ..reports.weight_drift import weight_drift
 from .lines import constant_row
-from .plan import MODES, Study, Variant, change_texts, task_plan, variant_recipe
+from .plan import MODES, Study, Variant, change_texts, task_plan, variant_recipe, variant_spec
 from ..training.run_folder import open_run_folder
 
 # %% ../../nbs/studies/50_tasks.ipynb #4e17760d
@@ -143,22 +144,9 @@ def measured_task_speed(
         few |= dict(steps=2, warmup=1)
     few = {k: v for k, v in few.items() if hasattr(recipe, k) or hasattr(options, k)}
     own = {k: v for k, v in variant.changes.items() if k not in ('generated', 'part')}
-    texts = change_texts({**study.options, **own, **few})
     with tempfile.TemporaryDirectory() as tmp:
-        pretrain(
-            run_spec(
-                variant.method,
-                texts,
-                data=study.data,
-                name=variant.recipe or None,
-                threads=1,
-                precision=study.precision,
-                backbone=variant.backbone or None,
-            ),
-            Runtime(max_corrupt=study.max_corrupt),
-            out=Path(tmp) / 'run',
-            log=noop,
-        )
+        spec = variant_spec(study, replace(variant, changes=own), few)
+        pretrain(spec, Runtime(max_corrupt=study.max_corrupt), out=Path(tmp) / 'run', log=noop)
         return {
             (t, m): _task_seconds(study, Path(tmp) / 'run', t, m, Path(tmp) / f'{t}-{m}')
             for t, m in study.jobs(variant)
