@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from ..experiments.comparisons import metric_rows, paired_difference, t975
-from .lines import best_runs, runs_by_rate, runs_by_variant, validation_scores, with_tasks
+from .lines import best_runs, matching, runs_by_rate, runs_by_variant, validation_scores, with_tasks
 from .plan import MODES, SCORES, TASK_TABLES, Study, held_equal, rate_values, variant_recipe
 from .rates import best_at_end, choice_spread, choose_rates, grown_grid, unstable_text
 from .verdicts import AtRates, correct, judge
@@ -79,7 +79,7 @@ def _floor_score(study, lines, comparison, run):
     if c.table in ('drift', 'pretraining'):
         return None
     if name := _FLOOR_ROWS.get(c.table):
-        others = [l for l in lines if l['kind'] == 'run' and l['seed'] == run['seed']] if name == 'random' else []
+        others = matching(lines, kind='run', seed=run['seed']) if name == 'random' else []
         for l in (run, *(l for l in others if _backbone(l) == _backbone(run))):
             if row := _row(l, c.table, c.question, name):
                 return row['value']
@@ -88,8 +88,8 @@ def _floor_score(study, lines, comparison, run):
         )
     floors = [_row(run, c.table, c.question, run['method'])['chance']]
     if c.table in MODES and c.table != 'text_only':
-        same = [l for l in lines if l['kind'] == 'task' and (l['mode'], l['seed']) == ('text_only', run['seed'])]
-        rows = [_row(l, 'text_only', c.question, run['method']) for l in same if l['method'] == run['method']]
+        same = matching(lines, kind='task', mode='text_only', seed=run['seed'], method=run['method'])
+        rows = [_row(l, 'text_only', c.question, run['method']) for l in same]
         rows += [r for r in run['numbers'][c.table] if r['question'] == c.question and 'no image' in r['backbone']]
         floors += [r['value'] for r in rows if r]
     return max(floors)
@@ -165,8 +165,8 @@ def _grid(study, c, name):
 
 def _diverged(lines, c, name):
     "Return the rates at which a side diverged: those of the fine-tuning where the comparison is about one"
-    keys = dict(task=None) | _fine_tuning_of(c) | dict(kind='diverged', variant=name)
-    return {l['rate'] for l in lines if all(l.get(k) == v for k, v in keys.items())}
+    job = dict(task=None) | _fine_tuning_of(c)
+    return {l['rate'] for l in matching(lines, kind='diverged', variant=name, **job)}
 
 
 def _rates_due(study, lines, c, name):
@@ -357,7 +357,7 @@ def _fine_tuning_of(c):
 
 def _reason(lines, variant, seed, c, *, rate):
     "Explain why a run or a result is missing, as far as it is known"
-    own = [l for l in lines if (l.get('variant'), l.get('seed'), l.get('rate')) == (variant, seed, rate)]
+    own = matching(lines, variant=variant, seed=seed, rate=rate)
     if any(l['kind'] == 'run' for l in own) and c.table not in TASK_TABLES:
         return f': no {c.question!r} in {c.table!r}'
     for l in own:

@@ -49,7 +49,7 @@ SHIFTED = 'table', 'where', 'zeroshot'  # Tables of scenes under domain shift
 MODES = dict(full={}, frozen=dict(frozen=True), text_only=dict(text_only=True))  # How a task is learned -> fields of
 # the plan
 
-# %% ../../nbs/studies/10_plan.ipynb #new1
+# %% ../../nbs/studies/10_plan.ipynb #72988d6a
 def _folder_name(name):
     "Check the name of a study or a variant, which is also that of folders"
     if not re.fullmatch(r'[\w.-]+', name) or name in ('chance', '.', '..'):
@@ -84,7 +84,7 @@ _Grid = Annotated[tuple[dict, ...], Field(min_length=1)]  # Rates, each a table:
 _Growth = Annotated[int, Field(ge=0, le=8)]
 _Points = Annotated[float, Field(ge=0, le=100)]
 
-# %% ../../nbs/studies/10_plan.ipynb #new2
+# %% ../../nbs/studies/10_plan.ipynb #72988d6b
 @with_config(_TABLE)
 @dataclass(frozen=True)
 class Variant:
@@ -97,9 +97,8 @@ class Variant:
     grid: _Grid = ()  # Rates of its own in place of the study's, as many of them: the k-th is compared with the k-th
     backbone: str = ''  # Another network than the recipe's, such as resnet18
     weights: str = ''  # Where its backbone starts: `@NAME`, the run of that variant with the same seed; '': at random
-    # What its runs are fine-tuned on: some of the study's tasks, all, or nothing (an empty list)
-    tasks: _Names | None = None
-    modes: _Modes | None = None  # Some of `MODES`, or all of the study's
+    tasks: _Names | None = None  # What its runs are fine-tuned on; None: all tasks of the study; (): nothing
+    modes: _Modes | None = None  # Some of `MODES`; None: all of the study
 
 # %% ../../nbs/studies/10_plan.ipynb #1c5d9d93
 @with_config(_TABLE)

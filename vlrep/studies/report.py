@@ -28,6 +28,7 @@ from ..reports.run_report import shown_files
 from .judging import judge_study, unstable_partner, unstable_run
 from vlrep.studies.lines import (
     line_name,
+    matching,
     mixed_facts,
     read_study_lines,
     runs_by_rate,
@@ -177,10 +178,11 @@ def task_rows_of(
             gone = sum(l['kind'] == 'diverged' for l in bad)
             text = _cell(got) + (f', {gone} diverged' if gone else '')
             cells[q] = dagger(text, bool(bad)) if t in jobs else '–'
+        recipe, _ = variant_recipe(study, a)
         out.append(
             {
                 'model': a.method,
-                'pretrained on': _source_of(study, a),
+                'pretrained on': getattr(recipe, 'source', 'its data') if recipe.steps else 'none',
                 'variant': _marked(a.name, groups[a.name]),
                 **cells,
             }
@@ -188,12 +190,6 @@ def task_rows_of(
     return out
 
 # %% ../../nbs/studies/40_report.ipynb #57e9b89f
-def _source_of(study, variant):
-    "Say in words what a variant is pretrained on: its source, or none"
-    recipe, _ = variant_recipe(study, variant)
-    return getattr(recipe, 'source', 'its data') if recipe.steps else 'none'
-
-
 def rate_rows(
     study: Study,  # Its grids
     lines: list,  # Of its file
@@ -206,11 +202,10 @@ def rate_rows(
             groups += [(f'{t}, {m}', study.finetune.grid, dict(task=t, mode=m)) for t, m in study.jobs(a)]
         for what, grid, keys in groups:
             by_rate = runs_by_rate(study, lines, a.name, **keys)
-            keys = dict(task=None, mode=None) | keys | dict(variant=a.name, kind='diverged')
-            lost = [l for l in lines if all(l.get(k) == v for k, v in keys.items())]
+            lost = matching(lines, kind='diverged', variant=a.name, **(keys or dict(task=None)))
             scores = validation_scores(study, by_rate)
             best = max(scores, key=lambda r: scores[r].mean(), default=None)
-            digits = 3 if study.rates and study.rates.score == 'held_loss' and not keys['task'] else 1
+            digits = 3 if study.rates and study.rates.score == 'held_loss' and not keys else 1
             for r in sorted({*range(len(grid)), *by_rate, *(l['rate'] for l in lost)}):
                 gone = sum(l['rate'] == r for l in lost)
                 n = len(by_rate.get(r, []))
@@ -242,7 +237,7 @@ def cost_rows(
         trained = [l['numbers']['views'] / max(l['numbers']['images_per_second'], 1e-9) for l in runs]
         more = {}
         if study.finetune:
-            tasks = [l for l in lines if l['kind'] == 'task' and l['variant'] == a]
+            tasks = matching(lines, kind='task', variant=a)
             more = {
                 'fine-tunings': str(len(tasks)),
                 'fine-tunings in all': _seconds(sum(sum(l['seconds'].values()) for l in tasks)),
@@ -271,8 +266,7 @@ def study_notes(
     bad += [
         (f'{b} beside {line_name(l)}', unstable_partner(l, b))
         for b, a in baselines
-        for l in lines
-        if l['kind'] == 'run' and l['variant'] == a
+        for l in matching(lines, kind='run', variant=a)
     ]
     notes = [f'changed in {study.file} after the first result: {"; ".join(study.changed)}'] if study.changed else []
     return [f'† {name}: {text}' for name, text in bad if text] + mixed_facts(lines) + notes

@@ -37,13 +37,6 @@ def task_trouble(
         problems.append(f'the training loss went from {first:.3f} to {last:.3f}')
     return '; '.join(problems + ([f'{skipped} step{("s" if skipped > 1 else "")} not finite'] if skipped else []))
 
-
-def _log_trouble(folder):
-    "Compute `task_trouble` for a run folder"
-    skipped = Path(folder) / 'skipped.jsonl'
-    n = sum(1 for _ in raw_lines(skipped)) if skipped.exists() else 0
-    return task_trouble(read_log(Path(folder) / 'log.csv'), n)
-
 # %% ../../nbs/studies/50_tasks.ipynb #c4fa89cc
 def train_task(
     study: Study,  # With `finetune`
@@ -94,11 +87,13 @@ def task_line(
         before = open_run_folder(job['source']).weights('best')
         turned = np.mean([r['angle'] for r in weight_drift(before, run.weights('best'))])
         numbers['drift'] = [constant_row(task, 'percent of half a turn', line['method'], round(100 * turned, 4))]
+    skipped = run / 'skipped.jsonl'
+    n = len([*raw_lines(skipped)]) if skipped.exists() else 0
     return dict(
         method=line['method'],
         numbers=numbers,
         seconds=line['seconds'],
-        unstable=_log_trouble(run.path),
+        unstable=task_trouble(read_log(run / 'log.csv'), n),
         best_step=line['numbers']['best_step'],
     )
 
