@@ -57,13 +57,6 @@ def processor() -> str:
     names = [l.split(':', 1)[1].strip() for l in lines if l.startswith('model name')]
     return names[0] if names else platform.processor() or 'unknown'
 
-
-def _plugin_code(plugins):
-    "Name and hash of the files that define a run's method or its data; None if there are none"
-    loaded = {Path(p).name: p for p in plugin_files()}
-    files = [Path(loaded.get(Path(p).name, p)) for p in plugins]
-    return ', '.join(f'{f.name} {file_sha256(f)[:12]}' for f in files) or None
-
 # %% ../../nbs/experiments/55_job.ipynb #f8480bd8
 def run_folder(
     out: FilePath | None,  # A folder, or None
@@ -154,13 +147,15 @@ class Job:
         plugins: list,  # The Python files that define the run's method or its data
     ) -> dict:
         "Collect what decides the bits of a run besides its specification"
+        loaded = {Path(p).name: p for p in plugin_files()}
+        files = [Path(loaded.get(Path(p).name, p)) for p in plugins]
         return dict(
             precision=self.precision,
             threads=torch.get_num_threads(),
             world_size=self.dist.world_size,
             processor=processor(),
             versions=versions(),
-            plugin_code=_plugin_code(plugins),
+            plugin_code=', '.join(f'{f.name} {file_sha256(f)[:12]}' for f in files) or None,
         )
 
     def agree(

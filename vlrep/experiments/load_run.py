@@ -73,8 +73,6 @@ def run_model(
     "Build the model of a run from its recipe and the sizes in `recipe.json`, with these weights"
     method = with_backbone(method_of(run), run.info.get('backbone'))
     path = run / 'recipe.json'
-    if 'sizes' not in run.info:
-        raise ValueError(f'{path}: the sizes of the model are missing: they are written when a training begins')
     try:
         model = method.build(recipe, run.info['sizes'], method.backbone(recipe, 0))
     except (KeyError, TypeError) as e:
