@@ -219,10 +219,6 @@ def _with_targets(task, splits, labels, log):
     return out
 
 
-def _digests(splits):
-    return {s: f'{d.digest()} {fingerprint(d.base)}' for s, d in splits.items()}
-
-
 def _check_regions(reader, splits):
     "Look for the regions of all images, those of the test set too, before anything is trained"
     for d in splits.values() if reader else ():
@@ -297,14 +293,6 @@ def _new_run(job, setup, source, out):
         run.keep_part(name)
     return run
 
-
-def _reopened(job, path):
-    "Lock the folder of a run that is resumed, and record what has moved"
-    run = Run.reopen(path)
-    moved = {**run.info['finetune'], 'root': job.spec.root}
-    run.change(dict(finetune=moved, max_corrupt=job.runtime.max_corrupt))
-    return run
-
 # %% ../../nbs/experiments/75_finetune.ipynb #998a17fe
 def _setup(job, source, tokenizer, recipe, old):
     "Read the examples, make the model, and collect the facts of the run"
@@ -341,7 +329,7 @@ def _setup(job, source, tokenizer, recipe, old):
         grid_and_text=alone,
         max_len=max_len,
         side=side,
-        examples=_digests(splits),
+        examples={s: f'{d.digest()} {fingerprint(d.base)}' for s, d in splits.items()},
         classes=len(labels),
         region_store=reader.store.digest() if reader and reader.store else None,
     )
@@ -369,7 +357,15 @@ def _finetune(job, source, out=None, old=None):
     setup = _setup(job, source, tokenizer, recipe, old)
     if old:
         _check_same(old, setup.facts)
-    with job.folder(lambda: _reopened(job, old.path) if old else _new_run(job, setup, source, out)) as run:
+
+    def open_run():
+        if not old:
+            return _new_run(job, setup, source, out)
+        run = Run.reopen(old.path)
+        run.change(dict(finetune={**run.info['finetune'], 'root': spec.root}, max_corrupt=job.runtime.max_corrupt))
+        return run
+
+    with job.folder(open_run) as run:
         n = sum(p.numel() for p in setup.model.parameters() if p.requires_grad)
         frozen = ' (the body is frozen)' if spec.plan.frozen else ''
         log(
