@@ -41,6 +41,7 @@ from .judging import judge_study
 from vlrep.studies.lines import (
     best_runs,
     line_name,
+    matching,
     mixed_facts,
     read_study_lines,
     runs_by_rate,
@@ -101,11 +102,7 @@ def run_facts(
 def _asked(folder):
     "Read what `_evaluate_run` has found so far: name of an evaluation -> rows and seconds"
     path = Path(folder) / 'asked.json'
-    got = read_json(path) if path.exists() else {}
-    names = dict.fromkeys(got, dict) if isinstance(got, dict) else {}
-    for name, part in check_types(got, names, path).items():
-        check_types(part, dict(rows=list[dict], seconds=float), f'{path}, {name}', ('rows', 'seconds'))
-    return got
+    return read_json(path) if path.exists() else {}
 
 
 def _evaluate_run(study, folder, log=print):
@@ -336,7 +333,7 @@ class StudyFolder:
         **keys,  # Fields and their values
     ) -> list:
         "Return the lines with these values"
-        return [l for l in self.lines if all(l.get(k) == v for k, v in keys.items())]
+        return matching(self.lines, **keys)
 
 # %% ../../nbs/studies/60_runs.ipynb #1317762c
 def _spec(study, variant, values):
@@ -659,36 +656,44 @@ def _alike(study, variant):
     "Return all that affects how fast a variant trains: not its texts, number of steps and learning rates"
     recipe, _ = variant_recipe(study, variant)
     aside = 'source', 'generated', 'steps', 'warmup', 'lr', 'cnn_lr'
-    return json.dumps(
-        [
-            variant.method,
-            variant.backbone,
-            bool(recipe.steps),
-            {k: v for k, v in recipe_dict(recipe).items() if k not in aside},
-        ]
-    )
+    same = {k: v for k, v in recipe_dict(recipe).items() if k not in aside}
+    return json.dumps([variant.method, variant.backbone, same])
 
 
-def _planned_tasks(study, known, alike, jobs, out):
-    "Build a row for the fine-tunings of each variant, and add its numbers to `out`"
-    rows = []
-    speed = {}
+def _planned_runs(study, speed, jobs):
+    "Count the runs of each variant; `speed`: name -> seconds an image view, and seconds outside the training"
+    planned = []
+    for a in study.variants:
+        recipe, _ = variant_recipe(study, a)
+        rates = len(study.grid(a))
+        n = len(study.seeds) * rates
+        views = recipe.steps * recipe.bs
+        seconds, fixed = speed[a.name]
+        hours = n * (seconds * views + fixed) / 3600 / jobs
+        row = [a.name, f'{n} runs of {views:,} image views', f'{rates} rates', f'{hours:.2g} h']
+        planned.append(dict(row=row, runs=n, views=n * views, hours=hours, tasks=0))
+    return planned
+
+
+def _planned_tasks(study, recorded, jobs):
+    "Count the fine-tunings of each variant; variants that are alike are timed once"
+    known = recorded_tasks(recorded) if recorded else {}
+    rates = len(study.finetune.grid)
+    planned = []
+    timed = {}
     for a in (a for a in study.variants if study.jobs(a)):
-        n = len(study.seeds)
-        rates = len(study.finetune.grid)
+        alike = _alike(study, a)
         seconds = 0.0
         for t, m in study.jobs(a):
             took = known.get((a.method, t, m == 'frozen', m == 'text_only'))
-            key = alike[a.name].replace('false', 'true', 1), t, m  # with steps or without
-            if took is None and key not in speed:
-                speed |= {(key[0], *k): v for k, v in measured_task_speed(study, a).items()}
-            seconds += took or speed[key]
-        k = n * rates * len(study.jobs(a))
-        hours = n * rates * seconds / 3600 / jobs
-        rows.append([a.name, f'{k} fine-tunings', f'{rates} rates', f'{hours:.2g} h at most'])
-        for key, v in dict(tasks=k, hours=hours).items():
-            out[key] += v
-    return rows
+            if took is None and (alike, t, m) not in timed:
+                timed |= {(alike, *k): v for k, v in measured_task_speed(study, a).items()}
+            seconds += took or timed[alike, t, m]
+        n = len(study.seeds) * rates * len(study.jobs(a))
+        hours = len(study.seeds) * rates * seconds / 3600 / jobs
+        row = [a.name, f'{n} fine-tunings', f'{rates} rates', f'{hours:.2g} h at most']
+        planned.append(dict(row=row, runs=0, views=0, hours=hours, tasks=n))
+    return planned
 
 # %% ../../nbs/studies/60_runs.ipynb #feb2ca40
 def plan_study(
@@ -702,36 +707,26 @@ def plan_study(
     "Count the trainings and image views of a study, and estimate how many hours they take"
     study = with_root(study, root)
     known = recorded_speed(recorded) if recorded else {}
-    alike = {a.name: _alike(study, a) for a in study.variants}  # as fast as each other
+    timed = {}  # variants that are alike are timed once
+    speed = {}
     with _advice_for(study):
-        timed = {
-            k: _measured_speed(study, a)
-            for k, a in {alike[a.name]: a for a in study.variants if a.method not in known}.items()
-        }
-    speed = {a.name: known.get(a.method) or timed[alike[a.name]] for a in study.variants}
-    out = dict(runs=0, views=0, hours=0.0, tasks=0)
-    rows = []
-    for a in study.variants:
-        recipe, _ = variant_recipe(study, a)
-        rates = len(study.grid(a))
-        each = recipe.steps * recipe.bs
-        per, fixed = speed[a.name]
-        n = len(study.seeds) * rates
-        hours = n * (per * each + fixed) / 3600 / jobs
-        rows.append([a.name, f'{n} runs of {each:,} image views', f'{rates} rates', f'{hours:.2g} h'])
-        for k, v in dict(runs=n, views=n * each, hours=hours).items():
-            out[k] += v
+        for a in study.variants:
+            key = _alike(study, a), variant_recipe(study, a)[0].steps > 0
+            if a.method not in known and key not in timed:
+                timed[key] = _measured_speed(study, a)
+            speed[a.name] = known.get(a.method) or timed[key]
+    planned = _planned_runs(study, speed, jobs)
     if study.finetune:
-        rows += _planned_tasks(study, recorded_tasks(recorded) if recorded else {}, alike, jobs, out)
-    wide = [max(map(len, c)) for c in zip(*rows)]
-    for row in rows:
-        log('  '.join(c.ljust(w) for c, w in zip(row, wide)).rstrip())
-    timed = [a.name for a in study.variants if a.method not in known]
+        planned += _planned_tasks(study, recorded, jobs)
+    wide = [max(map(len, c)) for c in zip(*(p['row'] for p in planned))]
+    for p in planned:
+        log('  '.join(c.ljust(w) for c, w in zip(p['row'], wide)).rstrip())
+    out = {k: sum(p[k] for p in planned) for k in ('runs', 'views', 'hours', 'tasks')}
     tasks_text = f', {out["tasks"]} fine-tunings' if study.finetune else ''
     log(
         f'together      {out["runs"]} runs, {out["views"]:,} image views{tasks_text}, about {out["hours"]:.2g} hours '
         f'with {jobs} at a time; rates by which the grid grows come on top'
     )
-    if timed:
-        log(f'              training only for {", ".join(timed)}: what is measured afterwards comes on top')
+    if untimed := [a.name for a in study.variants if a.method not in known]:
+        log(f'              training only for {", ".join(untimed)}: what is measured afterwards comes on top')
     return out
