@@ -134,7 +134,6 @@ def read_coco(
     size: int = 256,  # Images are fitted into squares of this side
     *,
     split: str = None,  # What they are for: train, valid or test
-    keep: float = 2e9,  # Keep decoded images if all fit into so many bytes
     max_corrupt: int | float | str = None,  # How many images may be absent and rows unusable, see `corrupt_limit`
 ) -> ImageFileDataset:  # In the order of file names; with instances, label `objects` (n,k) float32
     "Read photos in COCO's layout; a `ValueError` names file and row of what is wrong"
@@ -148,16 +147,14 @@ def read_coco(
         raise ValueError('captions and instances are both None: nothing to read')
     if captions:
         caps = _captions(read_json(root / captions), root / captions, folder, max_corrupt)
-        dataset = caption_source(
-            caps, folder, root / captions, size, split, keep=keep, max_corrupt=max_corrupt, name=images
-        )
+        dataset = caption_source(caps, folder, root / captions, size, split, max_corrupt=max_corrupt, name=images)
         if not instances:
             return dataset
     objects, names, sizes = _objects(read_json(root / instances), root / instances, folder, max_corrupt)
     if not captions:
         at = find_files(folder, objects, root / instances, max_corrupt)
         ids = sorted(at)
-        dataset = ImageFileDataset([at[i] for i in ids], size, images, keep, split=split, ids=ids)
+        dataset = ImageFileDataset([at[i] for i in ids], size, images, split=split, ids=ids)
     lost = [i for i in dataset.ids if i not in objects]
     leave_out(root / instances, f'images of {captions} are not listed', lost, len(dataset), max_corrupt)
     if lost:
@@ -179,14 +176,13 @@ def write_coco(
     root: FilePath,  # A folder; it may hold other splits
     split: str = 'train2017',  # Name of the folder of images, and end of the names of the annotations
     classes: list = None,  # Names of the categories, in their order; by default those that are met, sorted
-    quality: int = 90,  # Of the JPEG files
 ) -> int:  # How many were written
     "Write records in COCO's layout"
     images = []
     captions = []
     annotations = []
     with adding_to(root) as new:
-        for n, (name, r) in enumerate(write_images(records, new / split, quality, captions=False), 1):
+        for n, (name, r) in enumerate(write_images(records, new / split, captions=False), 1):
             w, h = r.load().size
             images.append(dict(id=n, file_name=name, width=w, height=h))
             captions += [dict(id=len(captions) + k, image_id=n, caption=c) for k, c in enumerate(r.captions or [], 1)]
@@ -340,7 +336,6 @@ def read_karpathy(
     size: int = 256,  # Images are fitted into squares of this side
     *,
     split: str = None,  # What they are for: train, valid or test
-    keep: float = 2e9,  # Keep decoded images if all fit into so many bytes
     max_corrupt: int | float | str = None,  # How many images may be absent and rows unusable, see `corrupt_limit`
     objects: tuple = None,  # From `photo_objects`: then there are labels `tags`
 ) -> ImageFileDataset:  # In the order of file names
@@ -360,7 +355,7 @@ def read_karpathy(
         rows = [r for r in rows if r['cocoid'] in objects[0]]
     at = _place(Path(root), rows)
     caps = {at[r['cocoid']]: [s['raw'] for s in r['sentences']] for r in rows}
-    dataset = caption_source(caps, root, path, size, split, keep=keep, max_corrupt=max_corrupt, name=f'karpathy {part}')
+    dataset = caption_source(caps, root, path, size, split, max_corrupt=max_corrupt, name=f'karpathy {part}')
     if objects is None:
         return dataset
     images, names, sizes = objects

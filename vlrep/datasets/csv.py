@@ -94,10 +94,8 @@ def read_csv(
     path: FilePath,  # A table whose first line names its columns, `path` and `caption` among them; a file of JSON
     # lines; the folder of either; or a folder of photos with a text beside each
     root: FilePath = None,  # What paths are relative to; by default the folder of the table
-    size: int = 256,
-    split: str = None,
-    keep: float = 2e9,
-    *,  # As for `caption_source`
+    size: int = 256,  # Images are fitted into squares of this side
+    *,
     columns: str = '',  # Names of the columns if they are others: `path=url,caption=alt`
     max_corrupt: int | float | str = None,  # How many rows may be unusable and photos absent, see `corrupt_limit`
 ) -> ImageFileDataset:  # In the order of the paths
@@ -105,21 +103,11 @@ def read_csv(
     path = Path(path)
     if path.is_dir():
         folder = path
-        table = _table_in(path)
-        if table is None:
+        path = _table_in(folder)
+        if path is None:
             caps, mute = _texts_of_pair(folder, max_corrupt)
-            return caption_source(
-                caps,
-                folder,
-                folder,
-                size,
-                split,
-                keep=keep,
-                max_corrupt=max_corrupt,
-                extra=mute,
-                name=folder.resolve().name,
-            )
-        path = table
+            name = folder.resolve().name
+            return caption_source(caps, folder, folder, size, max_corrupt=max_corrupt, extra=mute, name=name)
     root = path.parent if root is None else root
     names = table_columns(columns)
     bad = []
@@ -139,23 +127,13 @@ def read_csv(
         n += 1
         caps.setdefault(name, []).append(row['caption'])
     leave_out(path, 'rows cannot be used', bad, n + len(bad), max_corrupt)
-    return caption_source(
-        caps,
-        root,
-        path,
-        size,
-        split,
-        keep=keep,
-        max_corrupt=max_corrupt,
-        split_of=split_of if any(split_of.values()) else None,
-    )
+    split_of = split_of if any(split_of.values()) else None
+    return caption_source(caps, root, path, size, max_corrupt=max_corrupt, split_of=split_of)
 
 # %% ../../nbs/datasets/30_csv.ipynb #607dff05
 def write_csv(
     records: 'Iterable[Record]',  # Records with captions
-    path: FilePath,  # Of the CSV; images go beside it
-    folder: str = 'images',  # The folder for the images
-    quality: int = 90,  # Of the JPEG files
+    path: FilePath,  # Of the CSV; images go beside it, into the folder images
 ) -> int:  # How many were written
     "Write records as JPEG files and a CSV with the columns `path` and `caption`"
     path = Path(path)
@@ -163,6 +141,6 @@ def write_csv(
     with adding_to(path.parent) as new, (new / path.name).open('w', encoding='utf-8', newline='') as f:
         out = csv.writer(f, lineterminator='\n')
         out.writerow(['path', 'caption'])
-        for n, (name, r) in enumerate(write_images(records, new / folder, quality), 1):
-            out.writerows([f'{folder}/{name}', c] for c in r.captions)
+        for n, (name, r) in enumerate(write_images(records, new / 'images'), 1):
+            out.writerows([f'images/{name}', c] for c in r.captions)
     return n

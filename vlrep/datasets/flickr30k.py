@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ..core.files import FilePath
 from ..core.text_files import raw_lines, table_rows, text_lines
-from ..data.image_files import adding_to, caption_source, leave_out, some_of, write_images
+from ..data.image_files import adding_to, caption_source, leave_out, write_images
 from ..data.records import ImageFileDataset
 from .flickr8k import _other_tables, uncaptioned_photos
 
@@ -86,13 +86,7 @@ _folders = (
 
 def read_flickr30k(
     root: FilePath,  # The folder that holds the table and the folder of images
-    table: str = None,  # Name of the table; by default the first that is there of those known
-    images: str = None,  # Name of the folder of images; by default the first that is there of those known
-    only: str = None,  # A file with the names of the images to keep, e.g. Flickr_8k.trainImages.txt
-    size: int = 256,
-    *,
-    split: str = None,
-    keep: float = 2e9,  # As for `caption_source`
+    size: int = 256,  # Images are fitted into squares of this side
     max_corrupt: int | float | str = None,  # How many images may be absent and rows unusable, see `corrupt_limit`
 ) -> ImageFileDataset:  # In the order of their names
     "Read photos and captions in the layout of Flickr30k's authors, or Flickr8k's; a `ValueError` names what is missing"
@@ -106,23 +100,16 @@ def read_flickr30k(
                 return root / n
         raise ValueError(f'{root}: has no {kind}; known are {", ".join(names)}')
 
-    table = first([table] if table else _tables, 'table')
-    folder = first([images] if images else _folders, 'folder of images')
+    table = first(_tables, 'table')
+    folder = first(_folders, 'folder of images')
     caps = read_tokens(table, max_corrupt)
     extra = uncaptioned_photos(folder, caps)
-    if only:
-        want = [name for _, line in text_lines(root / only) for name in line.split()] if (root / only).is_file() else []
-        lost = [n for n in want if n not in caps]
-        if lost or not want:
-            raise ValueError(f'{root / only}: {some_of(lost) or "no names"}: not in {table.name}')
-        caps = {n: caps[n] for n in want}
-    return caption_source(caps, folder, table, size, split, keep=keep, max_corrupt=max_corrupt, extra=extra)
+    return caption_source(caps, folder, table, size, max_corrupt=max_corrupt, extra=extra)
 
 # %% ../../nbs/datasets/20_flickr30k.ipynb #7a899ba7
 def write_flickr30k(
-    records: 'Iterable[Record]',
-    root: FilePath,
-    quality: int = 90,  # As for `write_flickr8k`
+    records: 'Iterable[Record]',  # Records with captions
+    root: FilePath,  # A folder; it may hold other photos
     table: str = 'results_20130124.token',  # or results.csv
 ) -> int:  # How many were written
     "Write records in Flickr30k's layout"
@@ -131,7 +118,7 @@ def write_flickr30k(
     with adding_to(root) as new, (new / table).open('w', encoding='utf-8', newline='') as f:
         if bar:
             f.write('image_name| comment_number| comment\n')
-        for n, (name, r) in enumerate(write_images(records, new / _folders[0], quality), 1):
+        for n, (name, r) in enumerate(write_images(records, new / _folders[0]), 1):
             for k, c in enumerate(' '.join(c.split()) for c in r.captions):
                 f.write(f'{name}| {k}| {c}\n' if bar else f'{name}#{k}\t{c}\n')
     return n

@@ -62,33 +62,23 @@ def uncaptioned_photos(
 def read_flickr8k(
     root: FilePath,  # The folder that holds `Images/` and `captions.txt`
     size: int = 256,  # Images are fitted into squares of this side
-    split: str = None,  # What they are for: train, valid or test
-    keep: float = 2e9,  # Keep decoded images if all fit into this number of bytes
     max_corrupt: int | float | str = None,  # How many images may be absent and rows unusable, see `corrupt_limit`
 ) -> ImageFileDataset:  # In the order of their names
     "Read photos and captions in Flickr8k's layout; a `ValueError` names what is missing"
-    root = Path(root)
-    if not root.is_dir():
+    table = Path(root) / 'captions.txt'
+    folder = Path(root) / 'Images'
+    if not Path(root).is_dir():
         raise ValueError(f'{root}: no such folder')
-    if not (root / 'Images').is_dir():
+    if not folder.is_dir():
         raise ValueError(f'{root}: has no folder Images/; {_layout}')
-    caps = read_table(root / 'captions.txt', max_corrupt)
-    return caption_source(
-        caps,
-        root / 'Images',
-        root / 'captions.txt',
-        size,
-        split,
-        keep=keep,
-        max_corrupt=max_corrupt,
-        extra=uncaptioned_photos(root / 'Images', caps),
-    )
+    caps = read_table(table, max_corrupt)
+    extra = uncaptioned_photos(folder, caps)
+    return caption_source(caps, folder, table, size, max_corrupt=max_corrupt, extra=extra)
 
 # %% ../../nbs/datasets/10_flickr8k.ipynb #a1ea7286
 def write_flickr8k(
     records: 'Iterable[Record]',  # Records with captions
     root: FilePath,  # A folder that does not exist yet, or is empty
-    quality: int = 90,  # Of the JPEG files
 ) -> int:  # How many were written
     "Write records in Flickr8k's layout, the whole folder or nothing"
     root = Path(root)
@@ -98,6 +88,6 @@ def write_flickr8k(
     with atomic_folder(root) as new, (new / 'captions.txt').open('w', encoding='utf-8', newline='') as f:
         out = csv.writer(f, lineterminator='\n')
         out.writerow(['image', 'caption'])
-        for n, (name, r) in enumerate(write_images(records, new / 'Images', quality), 1):
+        for n, (name, r) in enumerate(write_images(records, new / 'Images'), 1):
             out.writerows([name, ' '.join(c.split())] for c in r.captions)
     return n

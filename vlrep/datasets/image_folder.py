@@ -22,7 +22,6 @@ def read_folder(
     root: FilePath,  # The folder that holds a folder for each class
     size: int = 256,  # Images are fitted into squares of this side
     split: str = None,  # What they are for: train, valid or test
-    keep: float = 2e9,  # Keep decoded images if all fit into this number of bytes
     classes: list = None,  # Names of the classes, in their order; by default those that are there, sorted
 ) -> ImageFileDataset:  # In the order of their paths; label `label` (n,) int64, `names['label']`: the classes
     "Read photos sorted into folders; a `ValueError` names a class without photos"
@@ -58,7 +57,6 @@ def read_folder(
         paths,
         size,
         root.name,
-        keep,
         split=split,
         ids=ids,
         records=lambda i: Record(ids[i], tags=[names[label[i]]]),
@@ -71,12 +69,11 @@ def write_folder(
     records: 'Iterable[Record]',  # Records
     root: FilePath,  # A folder; it may hold other photos
     of: callable,  # Called with a record, gives the name of its class
-    quality: int = 90,  # Of the JPEG files
 ) -> int:  # How many were written
     "Write records as JPEG files, a folder for each class"
     n = 0
     with adding_to(root) as new:
-        for n, (name, r) in enumerate(write_images(records, new, quality, captions=False), 1):
+        for n, (name, r) in enumerate(write_images(records, new, captions=False), 1):
             c = str(of(r))
             if c in ('', '.', '..') or Path(c).name != c:
                 raise ValueError(f'record {r.id!r}: {c!r} is no name for a folder')

@@ -207,10 +207,8 @@ def read_localized(
     files: FilePath
     | list = None,  # Names or patterns of the .jsonl files, within `root`; by default all that are in it
     images: FilePath = '.',  # The folder of the images, within `root`
-    size: int = 256,
-    split: str = None,
+    size: int = 256,  # Images are fitted into squares of this side
     *,
-    keep: float = 2e9,  # As for `caption_source`
     max_corrupt: int | float | str = None,  # How many lines may be unusable and images absent, see `corrupt_limit`
 ) -> ImageFileDataset:  # With `narratives`, whose texts are the captions; in the order of the images' paths
     "Read photos with Localized Narratives; a `ValueError` names what is missing, or file and line of what is wrong"
@@ -226,9 +224,7 @@ def read_localized(
     texts = narratives.texts()
     caps = {n: texts[i] for i, n in enumerate(names)}
     row = {n: i for i, n in enumerate(names)}
-    dataset = caption_source(
-        caps, folder, paths[0], size, split, keep=keep, max_corrupt=max_corrupt, name=root.resolve().name
-    )
+    dataset = caption_source(caps, folder, paths[0], size, max_corrupt=max_corrupt, name=root.resolve().name)
     narratives = narratives.subset([row[n] for n in dataset.ids])
     turns = {i: annotation_turn(dataset.path(i)) for i in range(len(dataset))}
     turns = {i: turn for i, turn in turns.items() if turn != 1}
@@ -301,9 +297,8 @@ def write_localized(
     dataset_id: str = 'world',
     *,
     shards: int = 1,  # As for `write_narratives`
-    quality: int = 90,  # Of the JPEG files
 ) -> int:  # How many narratives were written
     "Write images and narratives, so that `read_localized` can read them; all of it or nothing"
     with adding_to(root) as new:
-        each = enumerate(write_images(records, new / images, quality, captions=False))
+        each = enumerate(write_images(records, new / images, captions=False))
         return _write_lines(((name, _told(records, i, r)) for i, (name, r) in each), new / table, dataset_id, shards)

@@ -167,7 +167,6 @@ def read_voc(
     root: FilePath = 'VOCdevkit/VOC2007',  # The folder that holds JPEGImages, ImageSets/Main and mostly Annotations
     split: str = 'trainval',  # trainval, train, val or test
     size: int = 256,  # Images are fitted into squares of this side
-    keep: float = 2e9,  # Keep decoded images if all fit into this number of bytes
     max_corrupt: int
     | float
     | str = None,  # How many images may be absent or have a damaged annotation, see `corrupt_limit`
@@ -205,7 +204,6 @@ def read_voc(
         paths,
         size,
         root.name,
-        keep,
         split=role,
         ids=usable,
         records=table,
@@ -248,8 +246,6 @@ def write_voc(
     split: str = 'trainval',  # trainval, train, val or test
     classes: list = None,  # Names of all classes; by default those that are met
     small: float = 0.06,  # An object that covers less of the picture is difficult, if its record does not say
-    *,
-    quality: int = 90,  # Of the JPEG files
 ) -> int:  # How many were written
     "Write records as a split of a VOC folder"
     seen = {}
@@ -261,7 +257,7 @@ def write_voc(
     with adding_to(root) as new:
         for d in 'Annotations', 'ImageSets/Main':
             (new / d).mkdir(parents=True)
-        for name, r in write_images(records, new / 'JPEGImages', quality, captions=False):
+        for name, r in write_images(records, new / 'JPEGImages', captions=False):
             if r.objects is None:
                 raise ValueError(f'record {r.id!r} has no objects')
             n = Path(name).stem
