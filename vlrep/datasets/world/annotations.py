@@ -41,10 +41,10 @@ _place_tags = dict(
     night='outdoor dark',
     forest='outdoor nature forest',
     lake='outdoor nature water',
-    kitchen='indoor home food-place',
+    kitchen='indoor home kitchen',
     desert='outdoor nature sand',
 )
-_place_tags = {k: tuple(v.replace('food-place', 'kitchen').split()) for k, v in _place_tags.items()}
+_place_tags = {k: tuple(v.split()) for k, v in _place_tags.items()}
 _further = ('toy', 'fruit', 'pet', 'moving', 'many')
 # coarse tags
 TAGS = tuple(dict.fromkeys([*GROUPS.values(), *(t for ts in _place_tags.values() for t in ts), *_further]))
@@ -59,8 +59,6 @@ def coarse_tags(
     noise: float = 0.0,  # Chance that a true tag is missing; as many wrong ones come in
 ) -> list:  # Some of TAGS, in their order
     "Tag kinds of things and places, as people tag photos"
-    if not 0 <= noise <= 1:
-        raise ValueError(f'noise {noise} is not between 0 and 1')
     os = scene['objects']
     cs = {o['category'] for o in os}
     true = {o['group'] for o in os} | set(_place_tags[scene['setting']])

@@ -9,13 +9,13 @@ __all__ = ['KINDS', 'LEXICON', 'PEOPLE', 'plural', 'article', 'caption_categorie
 # %% ../../../nbs/datasets/world/15_captions.ipynb #3ed95d73
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from random import Random
 
 from ...core.seeding import seed_of
 from .layout import relation
-from .primitives import CATEGORIES
+from .primitives import CATEGORIES, COLORS, GROUPS, SEEN, VARIANTS
 
 # %% ../../../nbs/datasets/world/15_captions.ipynb #7f8577fe
 _nouns = dict(
@@ -305,10 +305,12 @@ class Voice:
         scene: dict,  # Annotation of a scene
         person: Person,  # Who speaks
         r: Random,  # What makes up their mind
+        density: float = 1.0,  # They notice so many times as many things as usual
     ):
         self.setting = scene['setting']
         self.objects = scene['objects']
         self.p = person
+        self.density = density
         self.random = r.random
         self.gray = self.pick(('gray', 'grey'))
 
@@ -334,6 +336,7 @@ class Voice:
         order = sorted(range(len(groups)), key=keys.__getitem__, reverse=True)
         kinds = len({g[0]['category'] for g in groups})
         max_groups = (kinds if kinds > 2 else len(groups)) - 1
+        n = max(1, int(n * self.density + 0.5))
         return [groups[i] for i in order[: min(n, max(2, max_groups))]]
 
     def name(
@@ -629,16 +632,30 @@ def sentence(
 def captions(
     scene: dict,  # Annotation, as `layout` gives it
     *key,  # What makes this set of captions different from another, e.g. the scene's number
-    n: int = 5,  # How many people write
-) -> list:  # Sentences, each by somebody else
-    "Write captions of a scene, as `n` different people do"
-    if not scene['objects']:
-        raise ValueError('a scene without objects cannot be described')
-    if not 1 <= n <= len(PEOPLE):
-        raise ValueError(f'n={n}: from 1 to {len(PEOPLE)} people can be asked')
+    density: float = 1.0,  # How much they tell: a factor on what people mention
+    noise: float = 0.0,  # Share of captions that tell something false
+) -> list:  # Five sentences, each by somebody else
+    "Write captions of a scene, as five different people do"
     r = Random(seed_of('captions', *key))
+    lie = Random(seed_of('lies', *key))
     turn = {name: r.random() * p.weight for name, p in PEOPLE.items()}
     out = []
-    for name in sorted(turn, key=turn.get, reverse=True)[:n]:
-        out.append(sentence(Voice(scene, PEOPLE[name], r), r))
+    for name in sorted(turn, key=turn.get, reverse=True)[:5]:
+        person = PEOPLE[name]
+        habits = {k: min(1.0, density * getattr(person, k)) for k in ('color', 'size', 'action', 'place')}
+        described = _falsified(scene, lie) if lie.random() < noise else scene
+        out.append(sentence(Voice(described, replace(person, **habits), r, density), r))
     return out
+
+
+def _falsified(scene, r):
+    "Copy the scene and give one of its things another category or colour"
+    os = [dict(o) for o in scene['objects']]
+    o = r.choice(os)
+    present = {p['category'] for p in os}
+    if r.random() < 0.6:
+        c = r.choice([c for c in (CATEGORIES if scene['shifted'] else SEEN) if c not in present])
+        o.update(category=c, group=GROUPS[c], variant=r.choice(VARIANTS[c]), action=None)
+    else:
+        o['color'] = r.choice([c for c in COLORS if c != o['color']])
+    return dict(scene, objects=os)

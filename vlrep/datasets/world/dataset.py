@@ -36,10 +36,10 @@ from ...core.processes import end_processes, start_python
 from ...core.progress import progress
 from ...core.registry import did_you_mean
 from ...data.records import ArrayDataset, Record, TextBuffer
-from .annotations import GENRES, TAGS, shifted_layout
-from .difficulty import Difficulty, captions_at, draw_scene, label_scene, layout_at
+from .annotations import shifted_layout
+from .captions import _area, captions
+from .difficulty import Difficulty, draw_scene, label_scene, layout_at
 from .extras import PIXELS, add_extras, chosen_extras, extras
-from .layout import layout
 from .primitives import CATEGORIES, COLORS, GROUPS, SETTINGS
 
 # %% ../../../nbs/datasets/world/50_dataset.ipynb #f627bca0
@@ -79,8 +79,9 @@ def _key(number, shifted):
 
 def _annotation(number, shifted, difficulty=_usual):
     "Return a scene's layout as it reads back from JSON, and its captions"
-    a = layout(number, shifted=shifted) if difficulty == _usual else layout_at(difficulty, number, shifted=shifted)
-    return json.loads(json.dumps(a)), captions_at(difficulty, a, *_key(number, shifted))
+    a = layout_at(difficulty, number, shifted=shifted)
+    told = captions(a, *_key(number, shifted), density=difficulty.density, noise=difficulty.caption_noise)
+    return json.loads(json.dumps(a)), told
 
 
 def _record(a, split, index, captions, image=None):
@@ -159,7 +160,7 @@ def scene_labels(
             out['tags'][i, j] = 1
             if len(boxes) == 1:
                 out['cell'][i, j] = cell_of(boxes[0])
-        big = max(a['objects'], key=lambda o: (o['box'][2] - o['box'][0]) * (o['box'][3] - o['box'][1]))
+        big = max(a['objects'], key=_area)
         out['color'][i] = _colors.index(big['color'])
         out['setting'][i] = SETTINGS.index(a['setting'])
         out['number'][i] = len(a['objects']) - 1
@@ -320,7 +321,7 @@ def world_version() -> str:  # 12 hexadecimal digits
     return hashlib.sha256('\n'.join(lines).encode()).hexdigest()[:12]
 
 # %% ../../../nbs/datasets/world/50_dataset.ipynb #a5eb3608
-_few = 1500  # up to so many scenes are drawn without the help of other processes
+_few = 1500  # more scenes are drawn by two helping processes
 
 
 def _row(i, *, notes, captions, split, start, more, names, px):
@@ -331,19 +332,6 @@ def _row(i, *, notes, captions, split, start, more, names, px):
     pixels = {p: np.array(px[p][i]) for p in PIXELS if p in px}
     texts = dict(zip([n for n in names if n != 'masks'], map(json.loads, more[i])))
     return add_extras(r, texts, pixels.get('masks'), pixels.get('counterpart'))
-
-
-def _sets(more, names):
-    "Label arrays, and the names of their columns, of the annotations that are sets of words"
-    texts = [n for n in names if n != 'masks']
-    columns = {n: list(words) for n, words in (('coarse', TAGS), ('genre', GENRES)) if n in texts}
-    out = {}
-    for n, words in columns.items():
-        sets = [json.loads(more[i][texts.index(n)]) for i in range(len(more))]
-        if n == 'genre':
-            sets = [genres for genres, plot in sets]
-        out[n] = np.array([[w in s for w in words] for s in sets], np.float32)
-    return out, columns
 
 
 def _clear_stale(cache):
@@ -397,7 +385,7 @@ def _cut(folder, what, larger):
     write_index(folder, what)
 
 # %% ../../../nbs/datasets/world/50_dataset.ipynb #63757405
-def _make(folder, what, workers):
+def _make(folder, what):
     "Draw the set in `folder`, or cut it from a larger one, unless another process has it ready when the lock is ours"
     _clear_stale(folder.parent)
     with locked(folder.with_name(folder.name + '.lock'), f'the cache of the world {folder}', timeout=1200):
@@ -411,7 +399,7 @@ def _make(folder, what, workers):
             if larger:
                 _cut(new, what, larger)
             else:
-                _draw(new, what, 1 if what['n'] <= _few or not sys.executable else workers)
+                _draw(new, what, 2 if what['n'] > _few and sys.executable else 1)
 
 # %% ../../../nbs/datasets/world/50_dataset.ipynb #dfa36536
 def world(
@@ -421,15 +409,13 @@ def world(
     shifted: bool = False,  # From the shifted world?
     start: int = 0,  # Index of the first
     *,
-    workers: int = 2,  # Processes that draw, if there is much to draw
     with_: str | list | tuple = (),  # Further annotations: names out of EXTRAS
     difficulty: Difficulty = _usual,  # How hard
-) -> ArrayDataset:  # With the labels of `scene_labels`, `coarse` (n,25) and `genre` (n,10) on request;
-    # rows as `scene` gives them
+) -> ArrayDataset:  # With the labels of `scene_labels`; rows as `scene` gives them
     "Open scenes `start` to `start+n` of `split`, drawn once and then read from the cache"
     with_ = chosen_extras(with_)
-    if n < 1 or workers < 1:
-        raise ValueError(f'n={n}, workers={workers}: at least 1 of each is expected')
+    if n < 1:
+        raise ValueError(f'n={n}: at least 1 is expected')
     scene_number(split, start)
     scene_number(split, start + n - 1)
     what = dict(
@@ -445,14 +431,13 @@ def world(
     what['with'] = list(with_)
     folder = cache_dir('world') / _place(what)
     if folder_damage(folder):
-        _make(folder, what, workers)
+        _make(folder, what)
     notes, caps = (TextBuffer.load(folder / f'{f}.npz') for f in ('annotations', 'captions'))
     with np.load(folder / 'labels.npz') as z:
         labels = {k: z[k] for k in z.files}
     again = 'begin again, and it will be drawn anew'
     px = {p: ArrayFile(folder / f'{p}.npy', hint=again) for p in _pixels(with_)}
     more = TextBuffer.load(folder / 'more.npz') if with_ else None
-    sets, names = _sets(more, with_)
     row = functools.partial(_row, notes=notes, captions=caps, split=split, start=start, more=more, names=with_, px=px)
     first = _prefix(split, shifted)
     return ArrayDataset(
@@ -460,8 +445,7 @@ def world(
         'the shifted world' if shifted else 'the world',
         split=split,
         captions=caps,
-        labels={**labels, **sets},
-        names=names,
+        labels=labels,
         records=row,
         ids=[f'{first}-{i:06d}' for i in range(start, start + n)],
     )

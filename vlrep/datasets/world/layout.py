@@ -12,7 +12,6 @@ from random import Random
 import numpy as np
 from PIL import Image, ImageDraw, ImageFilter
 
-from ...core.registry import did_you_mean
 from ...core.seeding import seed_of
 from .objects import shapes
 from vlrep.datasets.world.primitives import (
@@ -23,7 +22,6 @@ from vlrep.datasets.world.primitives import (
     SEEN,
     SETTINGS,
     VARIANTS,
-    bounds,
     mix,
     paint,
     palette,
@@ -105,8 +103,8 @@ def zones(
     return dict(ground=(horizon + 0.15, 0.97), sky=(0.02, horizon + 0.06), water=None)
 
 # %% ../../../nbs/datasets/world/10_layout.ipynb #46058870
-def _u(r, a, b, n=3):
-    return round(a + (b - a) * r.random(), n)
+def _u(r, a, b):
+    return round(a + (b - a) * r.random(), 3)
 
 
 def _pick(r, seq):
@@ -227,7 +225,7 @@ def _thing(r, c, setting, z, crowd, *, before, shifted):
         variant=_pick(r, VARIANTS[c]),
         look=_draw_appearance(r, c, color, action, shifted),
     )
-    bb = bounds(shapes(t)[0])
+    bb = shapes(t)[0].box
     s = round(min(s, 0.88 / (bb[2] - bb[0]), 0.88 / (bb[3] - bb[1])), 4)
     return t, bb, zone, s
 
@@ -340,14 +338,14 @@ _odd_skies = (
 )
 
 
-def _sky(im, r, h, mood, odd, *, clouds=3):
+def _sky(im, r, h, mood, odd):
     C = im.size[0]
     top, bot = (_odd_skies if odd else _skies)[mood]
     _grad(im, top, bot, 0, h + 1)
     im.paste(bot, (0, int(h), C, C))
     if mood in (1, 2):
-        spot(im, (255, 246, 206), C * (0.15 + 0.7 * r.random()), h * 0.55, C * 0.24, ry=C * 0.24, strength=0.9)
-    for _ in range(int(r.random() * (clouds + 1))):
+        spot(im, (255, 246, 206), C * (0.15 + 0.7 * r.random()), h * 0.55, C * 0.24, strength=0.9)
+    for _ in range(int(r.random() * 4)):
         x = r.random() * C
         y = h * (0.12 + 0.5 * r.random())
         w = C * (0.08 + 0.07 * r.random())
@@ -446,7 +444,7 @@ def _snow(im, d, r, h, T):
 # %% ../../../nbs/datasets/world/10_layout.ipynb #2e10157f
 def _desert(im, d, r, h, T):
     C = im.size[0]
-    spot(im, (255, 244, 200), C * (0.2 + 0.6 * r.random()), h * 0.45, C * 0.22, ry=C * 0.22, strength=0.9)
+    spot(im, (255, 244, 200), C * (0.2 + 0.6 * r.random()), h * 0.45, C * 0.22, strength=0.9)
     for _ in range(2):
         x = r.random() * C
         w = C * (0.1 + 0.1 * r.random())
@@ -477,7 +475,7 @@ def _night(im, d, r, h, T):
         b = r.random() * h * 0.95
         k = max(0.7, C * 0.004 * (0.5 + r.random()))
         d.ellipse((a - k, b - k, a + k, b + k), fill=(250, 246, 220))
-    spot(im, (214, 214, 236), x, y, q * 3, ry=q * 3, strength=0.55)
+    spot(im, (214, 214, 236), x, y, q * 3, strength=0.55)
     d.ellipse((x - q, y - q, x + q, y + q), fill=(250, 242, 208))
     d.ellipse((x - q * 0.35, y - q * 0.5, x + q * 0.05, y - q * 0.1), fill=(234, 222, 184))
     d.ellipse((x + q * 0.2, y + q * 0.1, x + q * 0.5, y + q * 0.4), fill=(234, 222, 184))
@@ -489,7 +487,7 @@ def _night(im, d, r, h, T):
 def _forest(im, d, r, h, T):
     C = im.size[0]
     _grad(im, T((196, 222, 180)), T((222, 236, 190)), 0, h + C * 0.1)
-    spot(im, (255, 252, 214), C * (0.3 + 0.4 * r.random()), h * 0.5, C * 0.4, ry=C * 0.4, strength=0.7)
+    spot(im, (255, 252, 214), C * (0.3 + 0.4 * r.random()), h * 0.5, C * 0.4, strength=0.7)
     for far, n, c in ((1, 8, (150, 176, 140)), (0, 6, (112, 98, 82))):
         for _ in range(n):
             x = r.random() * C
@@ -677,8 +675,6 @@ def backdrop(
     r = Random(p['seed'])
     im = Image.new('RGB', (C, C))
     h = p['horizon'] * C
-    if a['setting'] not in _paint:
-        raise did_you_mean('setting', a['setting'], SETTINGS)
     if odd:
         tint = [_u(r, -26, 26) for _ in range(3)]
     else:
@@ -693,14 +689,6 @@ def backdrop(
     _paint[a['setting']](im, ImageDraw.Draw(im), r, h, T)
     return im
 
-
-def _colors(o, night):
-    k = o['look']
-    pal = palette(tuple(k['base']), tuple(k['accent']))
-    pal['pane'] = (255, 222, 120) if night else (150, 196, 226)
-    pal['mark'] = pal[k['mark']]
-    return pal
-
 # %% ../../../nbs/datasets/world/10_layout.ipynb #acb7972b
 def _put(im, o, night):
     "Paint one thing with shadow, reflection and effects"
@@ -708,8 +696,10 @@ def _put(im, o, night):
     k = o['look']
     s = o['scale'] * C
     own, fx = shapes(o, o['x'] * C, o['y'] * C, s)
-    pal = _colors(o, night)
-    x0, y0, x1, y1 = bounds(own)
+    pal = palette(tuple(k['base']), tuple(k['accent']))
+    pal['pane'] = (255, 222, 120) if night else (150, 196, 226)
+    pal['mark'] = pal[k['mark']]
+    x0, y0, x1, y1 = own.box
     cx = (x0 + x1) / 2
     w = (x1 - x0) / 2
     shade = (0.74, 0.78, 1.0) if night else (1.0, 1.0, 1.0)
@@ -734,7 +724,7 @@ def _put(im, o, night):
 # %% ../../../nbs/datasets/world/10_layout.ipynb #ad662840
 def _effects(im, fx, pal, s, strength, *, shade):
     "Soft-edged, half transparent: steam, smoke, glow"
-    x0, y0, x1, y1 = (int(v) for v in bounds(fx))
+    x0, y0, x1, y1 = (int(v) for v in fx.box)
     k = max(1, s * 0.05)
     q = int(2 * k + 1)
     m = Image.new('L', (x1 - x0 + 2 * q, y1 - y0 + 2 * q))
@@ -752,7 +742,7 @@ def _effects(im, fx, pal, s, strength, *, shade):
 
 def _mirror(im, own, pal, y1, s):
     "Draw a faint, flattened reflection below `y1`"
-    x0, _, x1, _ = bounds(own)
+    x0, _, x1, _ = own.box
     q = max(1, int(0.4 * s))
     ox = int(x0)
     m = Image.new('L', (max(2, int(x1) - ox + 2), q))
@@ -804,8 +794,7 @@ def render(
     "Draw the picture of annotation `a`"
     if not 8 <= size <= 2048:
         raise ValueError(f'size {size} is not between 8 and 2048 pixels')
-    ss = 2
-    im = backdrop(a, size * ss)
+    im = backdrop(a, 2 * size)
     r = Random(a['place']['seed'] + 1)
     odd = a['shifted']
     night = a['setting'] == 'night'
@@ -815,7 +804,7 @@ def render(
         _put(im, o, night)
     if odd:
         _litter(im, r, int(r.random() * 3))
-    x = np.asarray(im.reduce(ss), dtype=np.float32)
+    x = np.asarray(im.reduce(2), dtype=np.float32)
     i = int(r.random() * 256)
     j = int(r.random() * 256)
     g = np.take(np.take(_grain, np.arange(i, i + size) % 256, 0), np.arange(j, j + size) % 256, 1)[..., None]

@@ -10,7 +10,6 @@ import functools
 import math
 from random import Random
 
-from ...core.registry import did_you_mean
 from .primitives import CATEGORIES, Pen
 
 # %% ../../../nbs/datasets/world/05_objects.ipynb #7433b254
@@ -19,14 +18,14 @@ def _eye(p, x, y, s=0.05):
     p.oval('white', x + s * 0.3, y - s * 0.4, s * 0.38)
 
 
-def _leg(p, fill, x, y, h, *, step=0.0, w=0.15, knee=0.0):
+def _leg(p, fill, x, y, h, *, step, w, knee):
     p.limb(fill, (x, y), (x + step * 0.45 + knee, y + h * 0.5), (x + step, y + h), w=w * 1.25, w1=w * 0.85)
 
 
-def _legs(p, front, back, y, h, *, run=0.0, w=0.15, gap=0.14):
+def _legs(p, front, back, y, h, *, run=0.0, w=0.15):
     "Far pair dark, then near pair; `run` stretches them to a gallop"
     f, b = (run, -run) if run else (0.04, -0.02)
-    for fill, d in (('dark', gap), ('base', 0)):
+    for fill, d in (('dark', 0.14), ('base', 0)):
         _leg(p, fill, back + d, y, h * (0.86 if run else 1), step=b - d * run, w=w, knee=-0.05)
         _leg(p, fill, front - d, y, h * (0.8 if run else 1), step=f + d * run, w=w, knee=0.03)
 
@@ -347,9 +346,9 @@ def _fish(p, r, v, pose):
     p.oval('ink', 0.55, -h * 0.25, 0.06)
 
 # %% ../../../nbs/datasets/world/05_objects.ipynb #5260a8b2
-def _wheel(p, x, y, r, hub='metal'):
+def _wheel(p, x, y, r):
     p.oval('tyre', x, y, r)
-    p.oval(hub, x, y, r * 0.52)
+    p.oval('metal', x, y, r * 0.52)
     p.oval('tyre', x, y, r * 0.16)
 
 
@@ -1127,11 +1126,8 @@ def shapes(
 ) -> tuple:  # `Outlines` twice: the thing, and effects around it
     "Draw the outlines of `thing`"
     k = thing['look']
-    c = thing['category']
-    if c not in _draw:
-        raise did_you_mean('category', c, CATEGORIES)
     ca = math.cos(k['angle'])
     sa = math.sin(k['angle'])
     f = -k['wide'] if k['flip'] else k['wide']
     m = f * ca * size, -k['tall'] * sa * size, f * sa * size, k['tall'] * ca * size, x, y
-    return tuple(o.at(m) for o in _drawn(c, thing['variant'], thing['action'], k['seed']))
+    return tuple(o.at(m) for o in _drawn(thing['category'], thing['variant'], thing['action'], k['seed']))

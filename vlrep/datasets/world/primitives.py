@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['SEEN', 'UNSEEN', 'CATEGORIES', 'GROUPS', 'SETTINGS', 'COLORS', 'ACTIONS', 'VARIANTS', 'PATTERNS', 'smooth',
-           'limb_outline', 'Outlines', 'Pen', 'bounds', 'mix', 'palette', 'pattern', 'spot', 'paint']
+           'limb_outline', 'Outlines', 'Pen', 'mix', 'palette', 'pattern', 'spot', 'paint']
 
 # %% ../../../nbs/datasets/world/00_primitives.ipynb #7b52c702
 import functools
@@ -13,6 +13,7 @@ import math
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFilter
+from scipy.ndimage import binary_dilation
 
 # %% ../../../nbs/datasets/world/00_primitives.ipynb #b0aab04f
 _members = dict(
@@ -113,33 +114,26 @@ def _weights(t):
     )
 
 
-_bend = [_weights(t) for t in (0, 0.2, 0.4, 0.6, 0.8)]
+_fifths = [_weights(t) for t in (0, 0.2, 0.4, 0.6, 0.8)]
+_quarters = [_weights(t) for t in (0, 0.25, 0.5, 0.75)]
+
+
+def _curve(pts, weights):
+    "Interpolate between the inner two of each four neighbours, a point for each of `weights`"
+    return [
+        (a * ax + b * bx + c * cx + d * dx, a * ay + b * by + c * cy + d * dy)
+        for (ax, ay), (bx, by), (cx, cy), (dx, dy) in zip(pts, pts[1:], pts[2:], pts[3:])
+        for a, b, c, d in weights
+    ]
 
 
 def smooth(
     pts: list,  # Corner points (x,y), at least three
 ) -> list:  # Points of the closed Catmull-Rom curve through them, five a corner
     "Draw a closed curve through every point of `pts`"
-    n = len(pts)
-    out = []
-    for i in range(n):
-        (ax, ay), (bx, by), (cx, cy), (dx, dy) = pts[i - 1], pts[i], pts[(i + 1) % n], pts[(i + 2) % n]
-        out += [(a * ax + b * bx + c * cx + d * dx, a * ay + b * by + c * cy + d * dy) for a, b, c, d in _bend]
-    return out
+    return _curve([pts[-1], *pts, *pts[:2]], _fifths)
 
 # %% ../../../nbs/datasets/world/00_primitives.ipynb #c0e0b338
-def _arc(pts):
-    "Interpolate an open curve through `pts`, four points a piece"
-    q = [pts[0]] + list(pts) + [pts[-1]]
-    out = []
-    for (ax, ay), (bx, by), (cx, cy), (dx, dy) in zip(q, q[1:], q[2:], q[3:]):
-        out += [(a * ax + b * bx + c * cx + d * dx, a * ay + b * by + c * cy + d * dy) for a, b, c, d in _quarter]
-    return out + [pts[-1]]
-
-
-_quarter = [_weights(t) for t in (0, 0.25, 0.5, 0.75)]
-
-
 def limb_outline(
     pts: list,  # Points (x,y) along the middle
     w: float,  # Width at the first point
@@ -147,7 +141,7 @@ def limb_outline(
 ) -> list:  # Outline (x,y), round at both ends
     "Outline a line through `pts` whose width goes from `w` to `w1`"
     if len(pts) > 2:
-        pts = _arc(pts)
+        pts = _curve([pts[0], *pts, pts[-1]], _quarters) + [pts[-1]]
     n = len(pts) - 1
     left = []
     right = []
@@ -221,12 +215,11 @@ class Outlines:
 
 # %% ../../../nbs/datasets/world/00_primitives.ipynb #e42b3695
 class Pen:
-    "Collects outlines; `shapes` gives them mapped by `m`, or as they were drawn"
+    "Collects outlines"
 
-    def __init__(self, m: tuple = None, fx: bool = True):
-        self.m = m
+    def __init__(self, fx: bool = True):
         self.polys = []
-        self.fx = Pen(m, False) if fx else None
+        self.fx = Pen(False) if fx else None
 
     @property
     def shapes(self) -> Outlines:  # What was drawn so far
@@ -234,8 +227,7 @@ class Pen:
         fills, parts = zip(*self.polys) if self.polys else ((), ())
         ends = 0, *itertools.accumulate(map(len, parts))
         flat = itertools.chain.from_iterable
-        out = Outlines(fills, ends, np.fromiter(flat(flat(parts)), float, 2 * ends[-1]).reshape(-1, 2))
-        return out.at(self.m) if self.m else out
+        return Outlines(fills, ends, np.fromiter(flat(flat(parts)), float, 2 * ends[-1]).reshape(-1, 2))
 
     def poly(self, fill: str, *pts) -> None:
         "Draw a polygon"
@@ -286,13 +278,6 @@ class Pen:
             *[(x + (r + w / 2) * u, y + (r + w / 2) * v) for u, v in out],
             *[(x + (r - w / 2) * u, y + (r - w / 2) * v) for u, v in reversed(out)],
         )
-
-# %% ../../../nbs/datasets/world/00_primitives.ipynb #9a8d13df
-def bounds(
-    shapes: Outlines,  # At least one
-) -> tuple:  # x0, y0, x1, y1
-    "Find the smallest box around all points of `shapes`"
-    return shapes.box
 
 # %% ../../../nbs/datasets/world/00_primitives.ipynb #019a659b
 def mix(
@@ -394,29 +379,15 @@ def spot(
     y: float,  # Centre in pixels
     rx: float,  # Half-width in pixels
     *,
-    ry: float,  # Half-height in pixels
+    ry: float = None,  # Half-height in pixels; that of a circle if None
     strength: float = 1.0,  # 0-1 in the middle
 ) -> None:
     "Paint a soft-edged spot: a shadow, a glow, a cloud"
+    ry = rx if ry is None else ry
     w = max(2, int(2 * rx))
     h = max(2, int(2 * ry))
     glow = _glow_of if w * h < 1 << 12 else _glow_of.__wrapped__
     im.paste(color, (int(x - rx), int(y - ry)), glow(round(100 * strength), w, h))
-
-# %% ../../../nbs/datasets/world/00_primitives.ipynb #395d5517
-def _rim(
-    m: np.ndarray,  # Mask, 0 or 255, with an empty border
-    n: int = 1,  # Width of the rim in pixels
-) -> Image.Image:  # 'L', half strength
-    "Widen the mask by `n` pixels all round"
-    for _ in range(n):
-        w = m.copy()
-        w[1:] |= m[:-1]
-        w[:-1] |= m[1:]
-        w[:, 1:] |= m[:, :-1]
-        w[:, :-1] |= m[:, 1:]
-        m = w
-    return Image.fromarray(m // 255 * 140)
 
 # %% ../../../nbs/datasets/world/00_primitives.ipynb #03aeeb2c
 @functools.lru_cache(16)
@@ -427,13 +398,13 @@ def _relief(shapes, off, size, k, n):
     h = size[1]
     shapes.draw(ImageDraw.Draw(lay), {f: i for i, f in enumerate(names)}.get, off)
     which = np.asarray(lay)
-    on = (which > 0) * np.uint8(255)
-    mask = Image.fromarray(on)
+    mask = Image.fromarray((which > 0) * np.uint8(255))
     m = np.asarray(mask.filter(ImageFilter.BoxBlur(k * 1.5)), dtype=np.float32)
     light = np.empty_like(m)
     light[:] = (13 - 30 * np.arange(h, dtype=np.float32) / h)[:, None]
     light[k:-k, k:-k] += 0.2 * (m[2 * k :, 2 * k :] - m[: -2 * k, : -2 * k])
-    return names, which, mask, light[..., None], _rim(on, n)
+    rim = Image.fromarray(binary_dilation(which, iterations=n) * np.uint8(140))  # half strength, `n` pixels wider
+    return names, which, mask, light[..., None], rim
 
 # %% ../../../nbs/datasets/world/00_primitives.ipynb #2e12cdef
 def paint(
@@ -447,7 +418,7 @@ def paint(
 ) -> None:
     "Paint `shapes` with light from the upper left, a soft top-to-bottom shade and a thin rim"
     W, H = im.size
-    x0, y0, x1, y1 = bounds(shapes)
+    x0, y0, x1, y1 = shapes.box
     pad = max(2, int(unit * 0.08))
     x0 = max(int(x0) - pad, -pad)
     y0 = max(int(y0) - pad, -pad)

@@ -217,10 +217,6 @@ def make_questions(
     unanswerable: float = 0.15,  # Share of questions that the picture does not answer
 ) -> list:  # Dicts: question, answers (ten), answer (what most say), kind, type, answerable
     "Ask questions about a scene, each answered by ten people"
-    if not scene['objects']:
-        raise ValueError('nothing can be asked about a scene without objects')
-    if n < 1 or not 0 <= unanswerable <= 1:
-        raise ValueError(f'n={n}, unanswerable={unanswerable}: at least 1, and a share from 0 to 1')
     r = Random(seed_of('ask', *key))
     out = []
     used = set()
@@ -326,8 +322,6 @@ def make_statements(
     n: int = 6,  # How many; labels take turns
 ) -> list:  # Dicts: text, label
     "Make statements that a scene entails, contradicts or leaves open, in equal numbers as far as possible"
-    if not scene['objects']:
-        raise ValueError('nothing can be stated about a scene without objects')
     r = Random(seed_of('state', *key))
     out = {}
     for tries in range(20 * n):

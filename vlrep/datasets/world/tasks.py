@@ -8,7 +8,6 @@ __all__ = ['read_world_task']
 # %% ../../../nbs/datasets/world/70_tasks.ipynb #0739efd3
 from collections.abc import Callable
 
-from ...core.registry import did_you_mean
 from ...data.tasks import TaskDataset
 from .dataset import world
 from .task_options import WorldTaskOptions
@@ -18,15 +17,15 @@ def _questions(r, none):
     "Pick a scene's answerable questions; with `none`, the unanswerable and at most as many answerable ones"
     can, cannot = ([q for q in r.questions if q['answerable'] == k] for k in (True, False))
     picked = can if not none else cannot + can[: len(cannot)]
-    return [(q['question'], None, q['answers'], q['type']) for q in picked]
+    return [(q['question'], q['answers'], q['type']) for q in picked]
 
 
-_EXTRA = dict(vqa='questions', vizwiz='questions', snli_ve='statements', mm_imdb='genre')
-_ASKS = dict(
-    vqa=lambda r: _questions(r, False),
-    vizwiz=lambda r: _questions(r, True),
-    snli_ve=lambda r: [(s['text'], None, [s['label']], None) for s in r.statements],
-    mm_imdb=lambda r: [(r.plot, None, r.genre, None)],
+# task -> the annotation it is made of, and a function from a record to its examples
+_TASKS = dict(
+    vqa=('questions', lambda r: _questions(r, False)),
+    vizwiz=('questions', lambda r: _questions(r, True)),
+    snli_ve=('statements', lambda r: [(s['text'], [s['label']], None) for s in r.statements]),
+    mm_imdb=('genre', lambda r: [(r.plot, r.genre, None)]),
 )
 
 
@@ -38,14 +37,11 @@ def read_world_task(
     log: Callable = print,  # Not used: nothing is left out
 ) -> TaskDataset:
     "Read the examples of a task about scenes"
-    if task not in _ASKS:
-        raise did_you_mean('task of the world', task, _ASKS)
-    n = dict(train=options.scenes, valid=options.valid, test=options.test).get(split)
-    if n is None:
-        raise did_you_mean('split', split, ('train', 'valid', 'test'))
-    scenes = world(split, n, size, with_=_EXTRA[task])
-    found = [(i, *x) for i, r in enumerate(scenes) for x in _ASKS[task](r)]
-    rows, first, _, answers, kinds = map(list, zip(*found))
+    annotation, examples = _TASKS[task]
+    n = dict(train=options.scenes, valid=options.valid, test=options.test)[split]
+    scenes = world(split, n, size, with_=annotation)
+    found = [(i, *example) for i, r in enumerate(scenes) for example in examples(r)]
+    rows, first, answers, kinds = map(list, zip(*found))
     ids = [f'{scenes.ids[i]}-{k}' for k, i in enumerate(rows)]
     return TaskDataset(
         scenes,
