@@ -15,7 +15,6 @@ import numpy as np
 
 from ..core.files import FilePath, brief, read_json, write_json
 from ..core.progress import logged_warnings
-from ..core.registry import did_you_mean
 from ..core.text_files import ID, coco_table, real_number, row_problem
 from vlrep.data.image_files import (
     adding_to,
@@ -29,65 +28,56 @@ from vlrep.data.image_files import (
     write_images,
 )
 from ..data.records import ImageFileDataset
-from ..data.subsets import subsample
 from .base import DatasetBuilder, OwnSplit, PhotoOptions, choose_split
-from .split import check_parts, log_split
+from .split import checked_parts, log_split
 from .voc07 import ObjectTable
 
 # %% ../../nbs/datasets/60_coco.ipynb #254455bc
-def _images(data, path, folder, max_corrupt):
-    "Rows of `images`, by their id; and the ids of those that are left out"
+def _by_image(data, path, folder, keys, convert, max_corrupt):
+    """File name of each image -> its annotations, as `convert(annotation, image)` gives them; and the rows of `images`
+
+    A `ValueError` of `convert` says what is wrong with an annotation, which is then left out.
+    """
     bad = []
     rows = coco_table(data, path, 'images', dict(id=ID, file_name=str), 'id', bad.append)
     leave_out(path, 'images cannot be used', bad, len(rows) + len(bad), max_corrupt)
-    names = set()
+    names = {}
     for row in rows:
         name = row['file_name'] = photo_name(row['file_name'], folder)
-        if name in names:
+        if names.setdefault(name, row) is not row:
             raise ValueError(f'{path}, image {row["id"]}: the file {name} is there twice')
-        names.add(name)
     images = {r['id']: r for r in rows}
     lost = {r['id'] for r in data['images'] if not row_problem(r, dict(id=ID))} - images.keys()
-    return images, lost
-
-
-def _of_kept_images(path, rows, lost):
-    "Rows about images that are not left out; a warning counts the others"
-    remaining = [r for r in rows if r['image_id'] not in lost]
-    if len(remaining) < len(rows):
+    out = {name: [] for name in names}
+    wrong = []
+    of_lost = 0
+    for r in coco_table(data, path, 'annotations', keys, bad=wrong.append):
+        image = images.get(r['image_id'])
+        if r['image_id'] in lost:
+            of_lost += 1
+        elif image is None:
+            wrong.append(f'{path}, annotation {r.get("id")}: there is no image {r["image_id"]}')
+        else:
+            try:
+                out[image['file_name']].append(convert(r, image))
+            except ValueError as e:
+                wrong.append(f'{path}, annotation {r.get("id")}: {e}')
+    if of_lost:
         warnings.warn(
-            f'{path}: {len(rows) - len(remaining):,} annotations are about images that are left out, and left out, too',
-            stacklevel=3,
+            f'{path}: {of_lost:,} annotations are about images that are left out, and left out, too', stacklevel=3
         )
-    return remaining
+    leave_out(path, 'annotations cannot be used', wrong, len(data['annotations']), max_corrupt)
+    return out, rows
 
 # %% ../../nbs/datasets/60_coco.ipynb #22e6c88b
-def _captions(data, path, folder, max_corrupt):
-    "File name of each image -> its captions"
-    wrong = []
-    images, lost = _images(data, path, folder, max_corrupt)
-    caps = {r['file_name']: [] for r in images.values()}
-    rows = coco_table(data, path, 'annotations', dict(image_id=ID, caption=str), bad=wrong.append)
-    for r in _of_kept_images(path, rows, lost):
-        if r['image_id'] in images:
-            caps[images[r['image_id']]['file_name']].append(r['caption'])
-        else:
-            wrong.append(f'{path}, annotation {r.get("id")}: there is no image {r["image_id"]}')
-    leave_out(path, 'annotations cannot be used', wrong, len(data['annotations']), max_corrupt)
-    return caps
-
-
 def _positive(value):
     "Return a number of pixels as float, or None unless it is above 0"
     value = real_number(value)
     return value if value is not None and value > 0 else None
 
 
-def _object_of(row, images, at):
-    "File name, corners, number of the category and crowd? of an annotation; a `ValueError` says what is wrong"
-    image = images.get(row['image_id'])
-    if image is None:
-        raise ValueError(f'there is no image {row["image_id"]}')
+def _object_of(row, image, at):
+    "Corners, number of the category and crowd? of an annotation; a `ValueError` says what is wrong"
     if row['category_id'] not in at:
         raise ValueError(f'there is no category {row["category_id"]}')
     w = _positive(image.get('width'))
@@ -98,15 +88,12 @@ def _object_of(row, images, at):
     if len(b) != 4 or None in b or min(b[2:]) < 0:
         raise ValueError(f'bbox is {brief(row["bbox"])}')
     box = [min(max(v, 0.0), 1.0) for v in (b[0] / w, b[1] / h, (b[0] + b[2]) / w, (b[1] + b[3]) / h)]
-    return image['file_name'], (*box, at[row['category_id']], bool(real_number(row.get('iscrowd', 0))))
+    return *box, at[row['category_id']], bool(real_number(row.get('iscrowd', 0)))
 
 
 def _objects(data, path, folder, max_corrupt=None):
     """File name of each image -> (corners, number of the category, crowd?); the names of the categories; file name ->
     width and height"""
-    wrong = []
-    images, lost = _images(data, path, folder, max_corrupt)
-    out = {r['file_name']: [] for r in images.values()}
     kinds = coco_table(data, path, 'categories', dict(id=ID, name=str), 'id')
     kinds.sort(key=lambda r: (isinstance(r['id'], str), r['id']))
     at = {r['id']: j for j, r in enumerate(kinds)}
@@ -114,15 +101,8 @@ def _objects(data, path, folder, max_corrupt=None):
     if twice:
         raise ValueError(f'{path}: categories: the name {twice[0]!r} is there twice')
     keys = dict(image_id=ID, category_id=ID, bbox=list)
-    rows = coco_table(data, path, 'annotations', keys, bad=wrong.append)
-    for r in _of_kept_images(path, rows, lost):
-        try:
-            name, found = _object_of(r, images, at)
-            out[name].append(found)
-        except ValueError as e:
-            wrong.append(f'{path}, annotation {r.get("id")}: {e}')
-    leave_out(path, 'annotations cannot be used', wrong, len(data['annotations']), max_corrupt)
-    sizes = {r['file_name']: (_positive(r.get('width')) or 1, _positive(r.get('height')) or 1) for r in images.values()}
+    out, images = _by_image(data, path, folder, keys, lambda r, image: _object_of(r, image, at), max_corrupt)
+    sizes = {r['file_name']: (_positive(r.get('width')) or 1, _positive(r.get('height')) or 1) for r in images}
     return out, [r['name'] for r in kinds], sizes
 
 # %% ../../nbs/datasets/60_coco.ipynb #f85fe463
@@ -143,10 +123,10 @@ def read_coco(
         raise ValueError(f'{root}: no such folder')
     if not folder.is_dir():
         raise ValueError(f'{root}: has no folder {images}')
-    if not captions and not instances:
-        raise ValueError('captions and instances are both None: nothing to read')
     if captions:
-        caps = _captions(read_json(root / captions), root / captions, folder, max_corrupt)
+        keys = dict(image_id=ID, caption=str)
+        data = read_json(root / captions)
+        caps, _ = _by_image(data, root / captions, folder, keys, lambda r, image: r['caption'], max_corrupt)
         dataset = caption_source(caps, folder, root / captions, size, split, max_corrupt=max_corrupt, name=images)
         if not instances:
             return dataset
@@ -201,8 +181,6 @@ def write_coco(
                 )
         met = {t['category_id'] for t in annotations}
         names = list(classes or sorted(met))
-        if met - set(names):
-            raise ValueError(f'classes: {some_of(sorted(met - set(names)))} met, and not among them')
         for t in annotations:
             t['category_id'] = names.index(t['category_id']) + 1
         at = new / 'annotations'
@@ -263,8 +241,8 @@ def split_file(
     return next((p for p in (Path(root) / SPLIT_FILE, Path(root) / 'annotations' / SPLIT_FILE) if p.is_file()), None)
 
 
-def _listed(path, splits, max_corrupt):
-    "Rows of the split file that belong to one of `parts` (train, valid, test), with number, name and captions each"
+def _listed(path, split, max_corrupt):
+    "Rows of the split file that belong to `split` (train, valid or test), with number, name and captions each"
     keys = dict(filepath=str, filename=str, cocoid=int, split=str, sentences=list)
     bad = []
     out = []
@@ -278,7 +256,7 @@ def _listed(path, splits, max_corrupt):
             raise ValueError(f'{here}: split is empty')
         if odd:
             bad.append(f'{here}: a sentence has no text under raw: {brief(odd[0], 60)}')
-        elif part in splits:
+        elif part == split:
             out.append(r)
     leave_out(path, 'images cannot be used', bad, len(data['images']), max_corrupt)
     return out
@@ -335,18 +313,15 @@ def read_karpathy(
     part: str = 'test',  # train (with restval), val or test
     size: int = 256,  # Images are fitted into squares of this side
     *,
-    split: str = None,  # What they are for: train, valid or test
     max_corrupt: int | float | str = None,  # How many images may be absent and rows unusable, see `corrupt_limit`
     objects: tuple = None,  # From `photo_objects`: then there are labels `tags`
 ) -> ImageFileDataset:  # In the order of file names
     "Read a part of COCO in the split of Karpathy and Fei-Fei (2015); a `ValueError` names file and row of a fault"
-    split_names = dict(train=('train',), val=('valid',), test=('test',))
+    split = dict(train='train', val='valid', test='test')[part]
     path = split_file(root)
-    if part not in split_names:
-        raise did_you_mean('part', part, split_names)
     if path is None:
         raise ValueError(f'{root}: has no {SPLIT_FILE}')
-    rows = _listed(path, split_names[part], max_corrupt)
+    rows = _listed(path, split, max_corrupt)
     if not rows:
         raise ValueError(f'{path}: no image of the part {part}')
     if objects is not None:
@@ -401,8 +376,8 @@ def build_coco(
         if name == 'karpathy':
             objects = photo_objects(root, max_corrupt) if 'labels' in wanted else None
             splits = [
-                read_karpathy(root, part, size, split=use, objects=objects, max_corrupt=max_corrupt)
-                for part, use in (('train', 'train'), ('val', 'valid'), ('test', 'test'))
+                read_karpathy(root, part, size, objects=objects, max_corrupt=max_corrupt)
+                for part in ('train', 'val', 'test')
             ]
             where = found[name].where
             done = ''
@@ -421,5 +396,4 @@ def build_coco(
     log_split(f'from {where}', splits, log, done)
     for part in splits:
         part.split_by = name
-    check_parts(splits, builder)
-    return dict(train=subsample(splits[0], options), valid=splits[1], test=splits[2])
+    return checked_parts(splits, builder, options)

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ..core.files import FilePath, brief, read_json, write_json
-from ..core.registry import did_you_mean
 from ..data.image_files import leave_out
 from ..data.tasks import TaskDataset
 from .task_files import find_place, photo_examples, save_photo
@@ -68,8 +67,6 @@ def read_mm_imdb(
 ) -> TaskDataset:  # None if there is no test set
     "Read a part of MM-IMDB; a `ValueError` names the file in which something is wrong"
     root = Path(root)
-    if split not in _LISTS:
-        raise did_you_mean('split', split, _LISTS)
     path = find_place(root, ('split.json',), 'split')
     folder = find_place(root, ('dataset',), 'films')
     lists = read_json(path)

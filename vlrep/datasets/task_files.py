@@ -11,7 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ..core.files import FilePath, brief
-from ..core.registry import did_you_mean
 from ..data.image_files import find_files, photo_name
 from ..data.records import ImageFileDataset
 from ..data.tasks import TaskDataset
@@ -39,9 +38,7 @@ def find_table(
     places: Callable,  # (such a name) -> paths below `root`, the usual one first
     what: str,  # What is looked for, for messages
 ) -> tuple:  # The file and the name in it; (None, '') if there is no test set
-    "Find the table of a part at one of its usual places; a `ValueError` names the nearest part, or the places"
-    if split not in splits:
-        raise did_you_mean('split', split, splits)
+    "Find the table of a part at one of its usual places; a `ValueError` names them"
     names = [splits[split]] if isinstance(splits[split], str) else splits[split]
     at = {p: n for n in names for p in places(n)}
     path = find_place(root, tuple(at), what, must=split != 'test')

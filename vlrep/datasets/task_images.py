@@ -17,50 +17,11 @@ from ..core.seeding import rng
 from ..core.writing_systems import one_line
 from ..data.image_files import has_text
 from ..data.records import ImageTextDataset, Record, TextBuffer
-from ..data.subsets import subsample
 from ..data.tasks import TaskDataset
 from .base import PhotoOptions
-from .split import check_parts, complete_split, log_split
+from .split import checked_parts, complete_split, log_split
 
 # %% ../../nbs/datasets/88_task_images.ipynb #3a4ebcae
-class _Questions:
-    "Row of an image -> its record with questions; the texts stand in two buffers"
-
-    def __init__(self, ids, questions, answers):
-        self.ids = ids
-        self.questions = questions
-        self.answers = answers
-
-    def __call__(self, i):
-        first = int(self.questions.rows[i])
-        return Record(
-            str(self.ids[i]),
-            questions=[dict(question=q, answers=self.answers[first + k]) for k, q in enumerate(self.questions[i])],
-        )
-
-    def digests(self):
-        "Hash the questions and answers of each image to a number (n,), so that a change is noticed"
-        texts = ('\0'.join([q['question'], *q['answers']]) for i in range(len(self.ids)) for q in self(i).questions)
-        each = np.array(
-            [int.from_bytes(hashlib.blake2b(t.encode(), digest_size=7).digest(), 'little') for t in texts], np.int64
-        )
-        return np.bitwise_xor.reduceat(each * np.arange(1, len(each) + 1), self.questions.rows[:-1])
-
-
-class _Statements:
-    "Row of an image -> its record with statements and their labels"
-
-    def __init__(self, ids, statements, labels):
-        self.ids = ids
-        self.statements = statements
-        self.labels = labels
-
-    def __call__(self, i):
-        return Record(
-            str(self.ids[i]), statements=[dict(text=t, label=l) for t, l in zip(self.statements[i], self.labels[i])]
-        )
-
-
 def _gathered(examples, keep, what, log):
     "Images that have some of the examples `keep`, and for each the rows of its own; what is left out is logged"
     keep = np.asarray(keep, np.int64)
@@ -94,12 +55,22 @@ def image_questions(
     if len(keep) < n:
         log(f'{where}: {n - len(keep):,} of {n:,} questions have no text, or no answer, and are left out')
     images, at = _gathered(examples, keep, 'question', log)
-    record = _Questions(
-        images.ids,
-        TextBuffer([questions[i] for i in rows] for rows in at),
-        TextBuffer(answers[i] for rows in at for i in rows),
-    )
-    return images.annotate({'digest of questions': record.digests()}, records=record)
+    ids = images.ids
+    texts = TextBuffer([questions[i] for i in rows] for rows in at)
+    replies = TextBuffer(answers[i] for rows in at for i in rows)
+
+    def record(i):
+        first = int(texts.rows[i])
+        return Record(
+            str(ids[i]),
+            questions=[dict(question=q, answers=replies[first + k]) for k, q in enumerate(texts[i])],
+        )
+
+    # a number for each image, so that a change of its questions and answers is noticed
+    joined = ['\0'.join([questions[i], *answers[i]]).encode() for rows in at for i in rows]
+    each = np.array([int.from_bytes(hashlib.blake2b(t, digest_size=7).digest(), 'little') for t in joined], np.int64)
+    digest = np.bitwise_xor.reduceat(each * np.arange(1, len(each) + 1), texts.rows[:-1])
+    return images.annotate({'digest of questions': digest}, records=record)
 
 # %% ../../nbs/datasets/88_task_images.ipynb #2ebaa96b
 def image_statements(
@@ -118,11 +89,13 @@ def image_statements(
         name = examples.base.ids[r]
         if name in row and has_text(statements[i]):
             mine[row[name]].append(i)
-    record = _Statements(
-        images.ids,
-        TextBuffer([statements[i] for i in l] for l in mine),
-        TextBuffer([labels[i] for i in l] for l in mine),
-    )
+    ids = images.ids
+    texts = TextBuffer([statements[i] for i in l] for l in mine)
+    answers = TextBuffer([labels[i] for i in l] for l in mine)
+
+    def record(i):
+        return Record(str(ids[i]), statements=[dict(text=t, label=l) for t, l in zip(texts[i], answers[i])])
+
     return images.with_captions(caps).annotate({}, records=record)
 
 
@@ -181,8 +154,7 @@ def build_task_images(
     own = {split: part(split) for split in splits}
     parts, done = complete_split(own, builder.name, options.valid)
     log_split(f'that of {builder.name}', parts, log, done)
-    check_parts(parts, builder)
-    train = subsample(parts[0], options)
+    out = checked_parts(parts, builder, options)
     if 'questions' in builder.provides:
-        train.order = QuestionOrder([len(r.questions) for r in train])
-    return dict(train=train, valid=parts[1], test=parts[2])
+        out['train'].order = QuestionOrder([len(r.questions) for r in out['train']])
+    return out

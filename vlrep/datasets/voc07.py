@@ -40,8 +40,6 @@ class ObjectTable:
         self.cats = a[:, 4].astype(np.int32)
         self.flags = a[:, 5] > 0
         self.rows = np.cumsum([0, *per])
-        if len(self.ids) != len(per):
-            raise ValueError(f'{len(self.ids)} ids for the objects of {len(per)} images')
 
     def __call__(self, i: int) -> Record:
         "Return the record of row `i`: boxes, tags and objects"
@@ -102,18 +100,14 @@ def read_voc_xml(
     return out, (w, h)
 
 # %% ../../nbs/datasets/50_voc07.ipynb #90c76a49
-def _lines(path):
-    "Read the number and the words of each line of a list; raise a `ValueError` if there is no such file"
-    return [(i, line.split()) for i, line in text_lines(path)]
-
-
 def _ids(path):
     "Read the photos of a split: id -> its place in the list"
     ids = {}
-    for i, fields in _lines(path):
-        if fields[0] in ids:
-            raise ValueError(f'{path}, line {i}: {fields[0]} is there twice')
-        ids[fields[0]] = len(ids)
+    for i, line in text_lines(path):
+        name = line.split()[0]
+        if name in ids:
+            raise ValueError(f'{path}, line {i}: {name} is there twice')
+        ids[name] = len(ids)
     if not ids:
         raise ValueError(f'{path}: names no images')
     return ids
@@ -122,11 +116,11 @@ def _ids(path):
 def _answers(path, ids):
     "1, 0 or -1 for each photo of `ids`, from the list of one class (n,)"
     out = np.full(len(ids), 9, np.int8)
-    for i, fields in _lines(path):
-        n, *rest = fields
+    for i, line in text_lines(path):
+        n, *rest = line.split()
         bad = None
         if rest not in (['1'], ['0'], ['-1']):
-            bad = f'expected an image and 1, 0 or -1, not {" ".join(fields)[:60]!r}'
+            bad = f'expected an image and 1, 0 or -1, not {" ".join(line.split())[:60]!r}'
         elif n not in ids:
             bad = f'{n} is not in the list of the split'
         elif out[ids[n]] != 9:
@@ -244,7 +238,7 @@ def write_voc(
     records: 'Iterable[Record]',  # Records with objects: dicts with `category`, `box`, and `difficult` if known
     root: FilePath,  # A folder, e.g. VOCdevkit/VOC2007; it may hold other splits
     split: str = 'trainval',  # trainval, train, val or test
-    classes: list = None,  # Names of all classes; by default those that are met
+    classes: list = None,  # Names of classes that have a list even if no object is of them
     small: float = 0.06,  # An object that covers less of the picture is difficult, if its record does not say
 ) -> int:  # How many were written
     "Write records as a split of a VOC folder"
@@ -258,18 +252,13 @@ def write_voc(
         for d in 'Annotations', 'ImageSets/Main':
             (new / d).mkdir(parents=True)
         for name, r in write_images(records, new / 'JPEGImages', captions=False):
-            if r.objects is None:
-                raise ValueError(f'record {r.id!r} has no objects')
             n = Path(name).stem
             seen[n] = [(o['category'], o['box'], hard(o)) for o in r.objects]
             xml = _voc_xml(n, r.load(), seen[n])
             (new / 'Annotations' / f'{n}.xml').write_text(xml, encoding='utf-8')
         met = {c for l in seen.values() for c, _, _ in l}
-        names = sorted(classes or met)
-        if met - set(names):
-            raise ValueError(f'classes: {some_of(sorted(met - set(names)))} met, and not among them')
         lists = {split: list(seen)}
-        for c in names:
+        for c in sorted(met.union(classes or ())):
             answers = {n: max((int(not h) for name, _, h in l if name == c), default=-1) for n, l in seen.items()}
             lists[f'{c}_{split}'] = [f'{n} {answer:2d}' for n, answer in answers.items()]
         for name, lines in lists.items():

@@ -17,9 +17,8 @@ from ...core.progress import logged_warnings
 from ...data.image_files import PART_WORDS, some_of
 from ...data.shard_index import ShardDataset, ShardIndex
 from ...data.shards import find_shards, write_shards
-from ...data.subsets import subsample
 from ..base import DATASETS, DatasetBuilder, OwnSplit, choose_split, with_split
-from ..split import check_parts, complete_split, log_split, own_splits, split_photos
+from ..split import checked_parts, complete_split, log_split, own_splits, split_photos
 from .options import WebdatasetOptions, shard_parts
 
 # %% ../../../nbs/datasets/webdataset/20_reader.ipynb #5ad20005
@@ -120,8 +119,7 @@ def build_webdataset(
         log_split(f'from {own[by].where}', splits, log, done)
         for part in splits:
             part.split_by = by
-    check_parts(splits, builder)
-    return dict(train=subsample(splits[0], options), valid=splits[1], test=splits[2])
+    return checked_parts(splits, builder, options)
 
 # %% ../../../nbs/datasets/webdataset/20_reader.ipynb #5ad20008
 def make_shards(
@@ -148,8 +146,6 @@ def make_shards(
         )
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ValueError(f'{out}: exists already; give a folder that is new or empty')
-    if per_shard < 1:
-        raise ValueError(f'per_shard={per_shard}: at least 1 image a shard')
     options = options or builder.options
     if split != 'auto':
         options = with_split(options, split, data)

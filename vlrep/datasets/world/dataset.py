@@ -167,6 +167,9 @@ def scene_labels(
     return out
 
 # %% ../../../nbs/datasets/world/50_dataset.ipynb #9406ad19
+_TEXTS = 'annotations', 'captions', 'more'  # files of text; the last has further annotations
+
+
 def _tight(x):
     return json.dumps(x, separators=(',', ':'))
 
@@ -184,26 +187,21 @@ def _part(folder, k, lo, hi, what):
     shifted = what['shifted']
     with_ = what['with']
     px = {n: ArrayFile(folder / f'{n}.npy', write=True) for n in _pixels(with_)}
-    notes = []
-    captions = []
-    more = []
+    texts = {name: [] for name in _TEXTS}
     for row in range(lo, hi):
         number = scene_number(what['split'], what['start'] + row)
         a, caps = _annotation(number, shifted, d)
         key = _key(number, shifted)
         px['images'].write(row, draw_scene(a, size))
-        notes.append([_tight(a)])
-        captions.append(caps)
-        if with_:
-            more.append([_tight(v) for v in extras(a, caps, *key, with_=with_, difficulty=d).values()])
+        texts['annotations'].append([_tight(a)])
+        texts['captions'].append(caps)
+        texts['more'].append([_tight(extras(a, caps, *key, with_=with_, difficulty=d))])
         if 'masks' in with_:
             px['masks'].write(row, label_scene(a, size))
         if 'counterpart' in with_:
             px['counterpart'].write(row, draw_scene(shifted_layout(a, *key), size))
         yield 1
-    for name, text in (('notes', notes), ('captions', captions), ('more', more)):
-        if not text:
-            continue
+    for name, text in texts.items():
         try:
             TextBuffer(text).save(folder / f'{name}-{k}.npz')
         except OSError as e:
@@ -295,17 +293,14 @@ def _draw(folder, what, workers):
     ticks = _part(*jobs[0]) if workers == 1 else _processes(folder, jobs)
     for _ in progress(ticks, n, f'drawing {what["split"]}'):
         pass
-    kinds = dict(notes='annotations', captions='captions')
-    if what['with']:
-        kinds['more'] = 'more'
-    for kind, name in kinds.items():
-        parts = [TextBuffer.load(folder / f'{kind}-{k}.npz') for k in range(workers)]
-        buf = TextBuffer(p[i] for p in parts for i in range(len(p)))
-        buf.save(folder / f'{name}.npz')
-        for k in range(workers):
-            (folder / f'{kind}-{k}.npz').unlink()
-        if kind == 'notes':
-            np.savez(folder / 'labels.npz', **scene_labels(json.loads(t) for t in buf.flat()))
+    for name in _TEXTS:
+        files = [folder / f'{name}-{k}.npz' for k in range(workers)]
+        parts = [TextBuffer.load(f) for f in files]
+        TextBuffer(p[i] for p in parts for i in range(len(p))).save(folder / f'{name}.npz')
+        for f in files:
+            f.unlink()
+    annotations = map(json.loads, TextBuffer.load(folder / 'annotations.npz').flat())
+    np.savez(folder / 'labels.npz', **scene_labels(annotations))
     write_index(folder, what)
 
 # %% ../../../nbs/datasets/world/50_dataset.ipynb #e5043081
@@ -322,16 +317,6 @@ def world_version() -> str:  # 12 hexadecimal digits
 
 # %% ../../../nbs/datasets/world/50_dataset.ipynb #a5eb3608
 _few = 1500  # more scenes are drawn by two helping processes
-
-
-def _row(i, *, notes, captions, split, start, more, names, px):
-    "Build the record of row `i`, without its picture"
-    r = _record(json.loads(notes[i][0]), split, start + int(i), captions[i])
-    if not names:
-        return r
-    pixels = {p: np.array(px[p][i]) for p in PIXELS if p in px}
-    texts = dict(zip([n for n in names if n != 'masks'], map(json.loads, more[i])))
-    return add_extras(r, texts, pixels.get('masks'), pixels.get('counterpart'))
 
 
 def _clear_stale(cache):
@@ -432,20 +417,25 @@ def world(
     folder = cache_dir('world') / _place(what)
     if folder_damage(folder):
         _make(folder, what)
-    notes, caps = (TextBuffer.load(folder / f'{f}.npz') for f in ('annotations', 'captions'))
+    annotations, captions, more = (TextBuffer.load(folder / f'{name}.npz') for name in _TEXTS)
     with np.load(folder / 'labels.npz') as z:
         labels = {k: z[k] for k in z.files}
     again = 'begin again, and it will be drawn anew'
     px = {p: ArrayFile(folder / f'{p}.npy', hint=again) for p in _pixels(with_)}
-    more = TextBuffer.load(folder / 'more.npz') if with_ else None
-    row = functools.partial(_row, notes=notes, captions=caps, split=split, start=start, more=more, names=with_, px=px)
+    images = px.pop('images')
     first = _prefix(split, shifted)
+
+    def record(i):
+        r = _record(json.loads(annotations[i][0]), split, start + int(i), captions[i])
+        pixels = {p: np.array(a[i]) for p, a in px.items()}
+        return add_extras(r, json.loads(more[i][0]), pixels.get('masks'), pixels.get('counterpart'))
+
     return ArrayDataset(
-        px.pop('images'),
+        images,
         'the shifted world' if shifted else 'the world',
         split=split,
-        captions=caps,
+        captions=captions,
         labels=labels,
-        records=row,
+        records=record,
         ids=[f'{first}-{i:06d}' for i in range(start, start + n)],
     )

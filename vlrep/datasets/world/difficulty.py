@@ -13,40 +13,27 @@ from random import Random
 import numpy as np
 from PIL import Image, ImageDraw
 
+from ...core.fields import Float, Int, UnitInterval, check_fields
 from ...core.seeding import seed_of
 from .layout import layout, render
 from .masks import label_map
 
 # %% ../../../nbs/datasets/world/40_difficulty.ipynb #d7c96c63
-_limits = dict(
-    size=(0.3, 2),
-    number=(0.2, 5),
-    clutter=(0, 60),
-    shift=(0, 1),
-    density=(0.2, 4),
-    caption_noise=(0, 1),
-    tag_noise=(0, 1),
-    trace_noise=(0, 5),
-)
-
-
 @dataclass(frozen=True)
 class Difficulty:
     "Settings of how hard the world is; by default it is as usual"
 
-    size: float = 1.0  # Things so many times as large as usual, .3 to 2
-    number: float = 1.0  # Above 1 more things a scene, below 1 fewer, .2 to 5
-    clutter: int = 0  # Scraps that lie over everything, 0 to 60
-    shift: float = 0.0  # Share of looks and backdrops from the shifted world, 0 to 1
-    density: float = 1.0  # How much captions tell, .2 to 4
-    caption_noise: float = 0.0  # Share of captions that tell something false, 0 to 1
-    tag_noise: float = 0.0  # Share of coarse tags missing, and as many wrong, 0 to 1
-    trace_noise: float = 1.0  # How badly the mouse follows the words, 0 perfectly, to 5
+    size: Float(0.3, 2) = 1.0  # Things so many times as large as usual
+    number: Float(0.2, 5) = 1.0  # Above 1 more things a scene, below 1 fewer
+    clutter: Int(0, 60) = 0  # Scraps that lie over everything
+    shift: UnitInterval = 0.0  # Share of looks and backdrops from the shifted world
+    density: Float(0.2, 4) = 1.0  # How much captions tell
+    caption_noise: UnitInterval = 0.0  # Share of captions that tell something false
+    tag_noise: UnitInterval = 0.0  # Share of coarse tags missing, and as many wrong
+    trace_noise: Float(0, 5) = 1.0  # How badly the mouse follows the words, 0 perfectly
 
     def __post_init__(self):
-        for k, (lo, hi) in _limits.items():
-            if not lo <= getattr(self, k) <= hi:
-                raise ValueError(f'Difficulty: {k}={getattr(self, k)} is not between {lo} and {hi}')
+        check_fields(self)
 
     def changed(self) -> dict:  # Name of a setting -> its value
         "List the settings that are not at their defaults"

@@ -119,7 +119,7 @@ def show_record(
     "Draw everything a record knows on one sheet"
     panels = [name for name in ('masks', 'narrative', 'counterpart') if getattr(r, name) is not None]
     text = _texts(r)
-    height = 0.2 * (text.count('\n') + 2)
+    height = 0.165 * (text.count('\n') + 2)
     fig = plt.figure(figsize=(max(3.6 * (1 + len(panels)), 9), 3.9 + height), layout='constrained')
     top, bottom = fig.subfigures(2, 1, height_ratios=(3.9, height))
     axs = np.ravel(top.subplots(1, 1 + len(panels)))

@@ -304,9 +304,10 @@ def _grad(im, top, bottom, y0, y1, *, mask=None):
     im.paste(g, (0, y0), mask.crop((0, y0, W, y1)) if mask else None)
 
 # %% ../../../nbs/datasets/world/10_layout.ipynb #031a02ba
-def _land(im, r, y, amp, top, *, bottom, waves=1.5, end=None):
-    "Land below a wavy line round height `y`"
+def _land(im, r, T, y, amp, top, bottom, *, waves, end=None):
+    "Land below a wavy line round height `y`, which goes up and down by `amp` of the side"
     C = im.size[0]
+    amp *= C
     a = r.random() * 6.3
     b = r.random() * 6.3
     end = C if end is None else end
@@ -319,7 +320,7 @@ def _land(im, r, y, amp, top, *, bottom, waves=1.5, end=None):
     ]
     m = Image.new('L', im.size)
     ImageDraw.Draw(m).polygon(pts + [(C, end + 1), (0, end + 1)], fill=255)
-    _grad(im, top, bottom, max(0, y - amp * 1.2), end, mask=m)
+    _grad(im, T(top), T(bottom), max(0, y - amp * 1.2), end, mask=m)
 
 
 _skies = (
@@ -354,6 +355,9 @@ def _sky(im, r, h, mood, odd):
 
 
 def _specks(d, r, C, y0, y1, *, n, color, w, h):
+    "Draw `n` specks between two heights, of about `w` by `h` of the side; lower ones are larger"
+    w *= C
+    h *= C
     for _ in range(n):
         x = r.random() * C
         y = y0 + (y1 - y0) * r.random()
@@ -409,17 +413,17 @@ def _beach(im, d, r, h, T):
         x = r.random() * C
         y = h + (s - h) * (0.1 + 0.8 * r.random())
         d.line((x, y, x + C * (0.05 + 0.08 * r.random()), y), fill=T((206, 236, 236)), width=max(1, C // 110))
-    _land(im, r, s + C * 0.015, C * 0.04, T((250, 246, 232)), bottom=T((250, 246, 232)), waves=1.0, end=s + C * 0.1)
-    _land(im, r, s + C * 0.04, C * 0.04, T((240, 216, 168)), bottom=T((224, 190, 138)), waves=1.0)
-    _specks(d, r, C, s + C * 0.07, C, n=22, color=T((206, 172, 122)), w=C * 0.006, h=C * 0.004)
-    _specks(d, r, C, s + C * 0.1, C, n=4, color=T((250, 236, 214)), w=C * 0.011, h=C * 0.008)
+    _land(im, r, T, s + C * 0.015, 0.04, (250, 246, 232), (250, 246, 232), waves=1.0, end=s + C * 0.1)
+    _land(im, r, T, s + C * 0.04, 0.04, (240, 216, 168), (224, 190, 138), waves=1.0)
+    _specks(d, r, C, s + C * 0.07, C, n=22, color=T((206, 172, 122)), w=0.006, h=0.004)
+    _specks(d, r, C, s + C * 0.1, C, n=4, color=T((250, 236, 214)), w=0.011, h=0.008)
 
 # %% ../../../nbs/datasets/world/10_layout.ipynb #e4e633f2
 def _field(im, d, r, h, T):
     C = im.size[0]
-    _land(im, r, h, C * 0.14, T((150, 190, 170)), bottom=T((170, 206, 160)), waves=0.8, end=h + C * 0.05)
-    _land(im, r, h + C * 0.02, C * 0.09, T((134, 188, 110)), bottom=T((150, 196, 112)), waves=1.2, end=h + C * 0.12)
-    _land(im, r, h + C * 0.06, C * 0.03, T((138, 196, 98)), bottom=T((92, 156, 76)), waves=0.7)
+    _land(im, r, T, h, 0.14, (150, 190, 170), (170, 206, 160), waves=0.8, end=h + C * 0.05)
+    _land(im, r, T, h + C * 0.02, 0.09, (134, 188, 110), (150, 196, 112), waves=1.2, end=h + C * 0.12)
+    _land(im, r, T, h + C * 0.06, 0.03, (138, 196, 98), (92, 156, 76), waves=0.7)
     for _ in range(16):
         x = r.random() * C
         y = h + C * 0.1 + (C - h) * 0.9 * r.random() ** 0.8
@@ -427,19 +431,19 @@ def _field(im, d, r, h, T):
         for q in (-0.8, 0, 0.8):
             d.line((x, y, x + q * k, y - 2.4 * k), fill=T((86, 146, 70)), width=max(1, C // 110))
     for col in ((252, 250, 240), (250, 214, 96), (240, 150, 170)):
-        _specks(d, r, C, h + C * 0.14, C, n=4, color=T(col), w=C * 0.008, h=C * 0.007)
+        _specks(d, r, C, h + C * 0.14, C, n=4, color=T(col), w=0.008, h=0.007)
 
 # %% ../../../nbs/datasets/world/10_layout.ipynb #53fbfbd4
 def _snow(im, d, r, h, T):
     C = im.size[0]
-    _land(im, r, h, C * 0.2, T((196, 208, 228)), bottom=T((222, 230, 242)), waves=1.0, end=h + C * 0.06)
+    _land(im, r, T, h, 0.2, (196, 208, 228), (222, 230, 242), waves=1.0, end=h + C * 0.06)
     for _ in range(7):
         x = r.random() * C
         k = C * (0.025 + 0.02 * r.random())
         d.polygon([(x - k, h + C * 0.02), (x, h + C * 0.02 - 3.2 * k), (x + k, h + C * 0.02)], fill=T((132, 160, 168)))
-    _land(im, r, h + C * 0.03, C * 0.05, T((240, 244, 250)), bottom=T((226, 234, 246)), waves=1.1)
-    _land(im, r, h + (C - h) * 0.5, C * 0.05, T((250, 251, 253)), bottom=T((222, 231, 245)), waves=0.8)
-    _specks(d, r, C, 0, C, n=26, color=(255, 255, 255), w=C * 0.006, h=C * 0.006)
+    _land(im, r, T, h + C * 0.03, 0.05, (240, 244, 250), (226, 234, 246), waves=1.1)
+    _land(im, r, T, h + (C - h) * 0.5, 0.05, (250, 251, 253), (222, 231, 245), waves=0.8)
+    _specks(d, r, C, 0, C, n=26, color=(255, 255, 255), w=0.006, h=0.006)
 
 # %% ../../../nbs/datasets/world/10_layout.ipynb #2e10157f
 def _desert(im, d, r, h, T):
@@ -457,10 +461,10 @@ def _desert(im, d, r, h, T):
             [(x + w * 0.2, h + 2), (x + w * 0.3, t), (x + w * 0.6, t), (x + w * 0.72, h - C * 0.04), (x + w, h + 2)],
             fill=T((184, 112, 94)),
         )
-    _land(im, r, h + C * 0.01, C * 0.05, T((244, 202, 136)), bottom=T((236, 186, 118)), waves=0.8)
-    _land(im, r, h + (C - h) * 0.3, C * 0.07, T((248, 212, 150)), bottom=T((230, 176, 108)), waves=0.7)
-    _land(im, r, h + (C - h) * 0.66, C * 0.06, T((246, 206, 140)), bottom=T((222, 164, 98)), waves=0.6)
-    _specks(d, r, C, h + C * 0.12, C, n=7, color=T((190, 136, 92)), w=C * 0.012, h=C * 0.008)
+    _land(im, r, T, h + C * 0.01, 0.05, (244, 202, 136), (236, 186, 118), waves=0.8)
+    _land(im, r, T, h + (C - h) * 0.3, 0.07, (248, 212, 150), (230, 176, 108), waves=0.7)
+    _land(im, r, T, h + (C - h) * 0.66, 0.06, (246, 206, 140), (222, 164, 98), waves=0.6)
+    _specks(d, r, C, h + C * 0.12, C, n=7, color=T((190, 136, 92)), w=0.012, h=0.008)
 
 # %% ../../../nbs/datasets/world/10_layout.ipynb #0cdd94a1
 def _night(im, d, r, h, T):
@@ -479,9 +483,9 @@ def _night(im, d, r, h, T):
     d.ellipse((x - q, y - q, x + q, y + q), fill=(250, 242, 208))
     d.ellipse((x - q * 0.35, y - q * 0.5, x + q * 0.05, y - q * 0.1), fill=(234, 222, 184))
     d.ellipse((x + q * 0.2, y + q * 0.1, x + q * 0.5, y + q * 0.4), fill=(234, 222, 184))
-    _land(im, r, h, C * 0.12, T((54, 60, 108)), bottom=T((60, 68, 112)), waves=0.9, end=h + C * 0.05)
-    _specks(d, r, C, h - C * 0.02, h + C * 0.02, n=6, color=(250, 214, 120), w=C * 0.007, h=C * 0.007)
-    _land(im, r, h + C * 0.03, C * 0.04, T((78, 94, 132)), bottom=T((48, 58, 98)), waves=0.8)
+    _land(im, r, T, h, 0.12, (54, 60, 108), (60, 68, 112), waves=0.9, end=h + C * 0.05)
+    _specks(d, r, C, h - C * 0.02, h + C * 0.02, n=6, color=(250, 214, 120), w=0.007, h=0.007)
+    _land(im, r, T, h + C * 0.03, 0.04, (78, 94, 132), (48, 58, 98), waves=0.8)
 
 # %% ../../../nbs/datasets/world/10_layout.ipynb #4612cc65
 def _forest(im, d, r, h, T):
@@ -506,8 +510,8 @@ def _forest(im, d, r, h, T):
             x = r.random() * C
             q = C * (0.08 + 0.07 * r.random())
             d.ellipse((x - q, h * y - q * 1.3 - C * 0.06, x + q, h * y + q * 0.5 - C * 0.06), fill=T(c))
-    _land(im, r, h + C * 0.04, C * 0.03, T((128, 166, 88)), bottom=T((78, 120, 66)), waves=1.2)
-    _specks(d, r, C, h + C * 0.1, C, n=12, color=T((158, 190, 104)), w=C * 0.03, h=C * 0.01)
+    _land(im, r, T, h + C * 0.04, 0.03, (128, 166, 88), (78, 120, 66), waves=1.2)
+    _specks(d, r, C, h + C * 0.1, C, n=12, color=T((158, 190, 104)), w=0.03, h=0.01)
     for _ in range(9):
         x = r.random() * C
         y = h + C * 0.1 + (C - h) * 0.85 * r.random()
@@ -535,14 +539,14 @@ def _lake(im, d, r, h, T):
             ],
             fill=(250, 250, 252),
         )
-    _land(im, r, h, C * 0.05, T((96, 142, 108)), bottom=T((110, 156, 110)), waves=2.2, end=h + C * 0.03)
+    _land(im, r, T, h, 0.05, (96, 142, 108), (110, 156, 110), waves=2.2, end=h + C * 0.03)
     _grad(im, T((150, 196, 214)), T((66, 132, 172)), h + C * 0.02, C)
     for _ in range(13):
         y = h + C * 0.05 + (C - h) * 0.8 * r.random()
         x = r.random() * C
         w = C * (0.04 + 0.1 * r.random())
         d.line((x, y, x + w, y), fill=T((190, 222, 230)), width=max(1, C // 110))
-    _land(im, r, C * 0.86, C * 0.02, T((136, 184, 100)), bottom=T((96, 148, 78)), waves=1.0)
+    _land(im, r, T, C * 0.86, 0.02, (136, 184, 100), (96, 148, 78), waves=1.0)
     for _ in range(8):
         x = r.random() * C
         k = C * 0.03
