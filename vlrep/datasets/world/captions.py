@@ -512,7 +512,7 @@ def _count(v):
         w, m = v.pick(kinds)
         return ('there are ' if v.maybe(0.4) else '') + f'{_digits[m]} {plural(w)}' + v.place()
     if k < 0.4:
-        start = v.pick(('there ' + ('is' if n == 1 else 'are'), 'i count', 'one can see'))
+        start = v.pick((f'there {_is(v.objects)}', 'i count', 'one can see'))
         text = f'{start} {_digits[n]} {"thing" if n == 1 else "things"}' + v.place()
         if n > 1:
             text += v.pick((', one of them ', ', one is ')) + v.name(v.noticed(1, each=True)[0])

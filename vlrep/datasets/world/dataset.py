@@ -80,8 +80,8 @@ def _key(number, shifted):
 def _annotation(number, shifted, difficulty=_usual):
     "Return a scene's layout as it reads back from JSON, and its captions"
     a = layout_at(difficulty, number, shifted=shifted)
-    told = captions(a, *_key(number, shifted), density=difficulty.density, noise=difficulty.caption_noise)
-    return json.loads(json.dumps(a)), told
+    texts = captions(a, *_key(number, shifted), density=difficulty.density, noise=difficulty.caption_noise)
+    return json.loads(json.dumps(a)), texts
 
 
 def _record(a, split, index, captions, image=None):

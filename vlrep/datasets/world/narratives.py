@@ -161,15 +161,11 @@ def _timed(sentences, r):
 def _targets(scene, spans, g, noise):
     "Middles and half sides (k,2) of the targets, and which spans are pointed at (k,)"
     box = []
-    last = None
     for _, _, b, where in spans:
         if b >= 0:
-            last = scene['objects'][b]['box']
-        elif b == PLACE:
-            last = _region(scene, where)
+            box.append(scene['objects'][b]['box'])
         else:
-            last = None
-        box.append(last)
+            box.append(_region(scene, where) if b == PLACE else None)
     seen = np.array([b is not None for b in box])
     following = next((b for b in box if b), (0, 0, 1, 1))
     for i in reversed(range(len(box))):  # while nothing is spoken of, the hand already goes to what comes next

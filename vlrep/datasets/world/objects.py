@@ -103,20 +103,19 @@ def _dog(p, r, v, pose):
     _dog_head(p, L + 0.1, -0.46, v)
 
 # %% ../../../nbs/datasets/world/05_objects.ipynb #7c91e14c
-def _cat_face(p, x, y, s=1.0):
+def _cat_face(p, x, y, s):
+    def at(u, v):
+        return x + u * s, y + v * s
+
     for q in (-1, 1):
-        p.poly(
-            'base', (x + q * 0.3 * s, y - 0.02 * s), (x + q * 0.29 * s, y - 0.44 * s), (x + q * 0.04 * s, y - 0.22 * s)
-        )
-        p.poly(
-            'blush', (x + q * 0.25 * s, y - 0.14 * s), (x + q * 0.25 * s, y - 0.34 * s), (x + q * 0.12 * s, y - 0.2 * s)
-        )
+        p.poly('base', at(q * 0.3, -0.02), at(q * 0.29, -0.44), at(q * 0.04, -0.22))
+        p.poly('blush', at(q * 0.25, -0.14), at(q * 0.25, -0.34), at(q * 0.12, -0.2))
     p.oval('base', x, y, 0.33 * s, 0.27 * s)
-    p.oval('light', x, y + 0.11 * s, 0.17 * s, 0.11 * s)
+    p.oval('light', *at(0, 0.11), 0.17 * s, 0.11 * s)
     for q in (-1, 1):
-        _eye(p, x + q * 0.13 * s, y - 0.04 * s, 0.06 * s)
-        p.limb('ink', (x + q * 0.12 * s, y + 0.1 * s), (x + q * 0.42 * s, y + 0.06 * s), w=0.022 * s)
-    p.poly('blush', (x - 0.05 * s, y + 0.05 * s), (x + 0.05 * s, y + 0.05 * s), (x, y + 0.11 * s))
+        _eye(p, *at(q * 0.13, -0.04), 0.06 * s)
+        p.limb('ink', at(q * 0.12, 0.1), at(q * 0.42, 0.06), w=0.022 * s)
+    p.poly('blush', at(-0.05, 0.05), at(0.05, 0.05), at(0, 0.11))
 
 # %% ../../../nbs/datasets/world/05_objects.ipynb #b6249dbc
 def _cat(p, r, v, pose):
@@ -470,24 +469,28 @@ def _bicycle(p, r, v, pose):
             dy = 0.34 * math.sin(a)
             p.limb('metal', (x + dx, y + dy), (x - dx, y - dy), w=0.022)
     c = (-0.02, 0.36)
+
+    def near(point, dx, dy):
+        return point[0] + dx, point[1] + dy
+
     p.limb('base', b, s, w=0.08)
     p.limb('base', b, c, w=0.08)
     p.limb('base', s, c, w=0.1)
     if v == 'racer':
-        p.limb('base', (s[0] + 0.03, s[1] + 0.1), (h[0] + 0.02, h[1] + 0.14), w=0.11)
+        p.limb('base', near(s, 0.03, 0.1), near(h, 0.02, 0.14), w=0.11)
     else:
         p.limb('base', c, (0.1, 0.0), h, w=0.11)
-    p.limb('base', c, (h[0] + 0.03, h[1] + 0.12), w=0.11)
-    p.limb('base', (h[0] - 0.03, h[1] - 0.12), f, w=0.1)
-    p.limb('ink', (s[0] - 0.14, s[1] - 0.1), (s[0] + 0.15, s[1] - 0.12), w=0.13, w1=0.08)
-    p.limb('metal', s, (s[0], s[1] - 0.1), w=0.06)
+    p.limb('base', c, near(h, 0.03, 0.12), w=0.11)
+    p.limb('base', near(h, -0.03, -0.12), f, w=0.1)
+    p.limb('ink', near(s, -0.14, -0.1), near(s, 0.15, -0.12), w=0.13, w1=0.08)
+    p.limb('metal', s, near(s, 0, -0.1), w=0.06)
     if v == 'racer':
-        p.limb('ink', (h[0] - 0.03, h[1] - 0.12), (h[0] + 0.2, h[1] - 0.14), (h[0] + 0.18, h[1] + 0.06), w=0.07)
+        p.limb('ink', near(h, -0.03, -0.12), near(h, 0.2, -0.14), near(h, 0.18, 0.06), w=0.07)
     else:
-        p.limb('ink', (h[0] - 0.22, h[1] - 0.16), (h[0] - 0.02, h[1] - 0.18), w=0.08)
+        p.limb('ink', near(h, -0.22, -0.16), near(h, -0.02, -0.18), w=0.08)
         p.rect('wood', 0.52, -0.5, 0.86, -0.24, cut=0.04)
     p.oval('metal', *c, 0.09)
-    p.limb('ink', (c[0] - 0.02, c[1]), (c[0] + 0.1, c[1] + 0.16), w=0.05)
+    p.limb('ink', near(c, -0.02, 0), near(c, 0.1, 0.16), w=0.05)
 
 # %% ../../../nbs/datasets/world/05_objects.ipynb #7bc57191
 def _boat(p, r, v, pose):

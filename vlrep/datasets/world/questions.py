@@ -9,7 +9,7 @@ __all__ = ['UNANSWERABLE', 'LABELS', 'make_questions', 'make_statements']
 from random import Random
 
 from ...core.seeding import seed_of
-from .captions import KINDS, _acts, _names, _relations, article, plural, third_of
+from .captions import KINDS, _acts, _digits, _names, _relations, article, plural, third_of
 from .layout import relation
 from .primitives import ACTIONS, CATEGORIES, COLORS, GROUPS, SEEN, SETTINGS
 
@@ -265,7 +265,6 @@ _unseen = dict(
     thing='was a present|is brand new|belongs to a girl',
 )
 _unseen = {k: v.split('|') for k, v in _unseen.items()}
-_digit = ('no', 'one', 'two', 'three', 'four', 'five', 'six')
 
 # %% ../../../nbs/datasets/world/30_questions.ipynb #66b37212
 def _visible(s, r, true):
@@ -281,7 +280,7 @@ def _visible(s, r, true):
         m = n if true else r.choice([m for m in (1, 2, 3, 4) if m != n])
         if m == 1:
             return f'There is exactly one {o["category"]}.'
-        return f'There are exactly {_digit[m]} {plural(o["category"])}.'
+        return f'There are exactly {_digits[m]} {plural(o["category"])}.'
     if k < 0.5:
         t = s['setting'] if true else r.choice([t for t in SETTINGS if t != s['setting']])
         return f'The picture was taken {_here[t]}.'
