@@ -86,6 +86,8 @@ _folders = (
 
 def read_flickr30k(
     root: FilePath,  # The folder that holds the table and the folder of images
+    table: str = None,  # Name of the table; by default the first that is there of those known
+    images: str = None,  # Name of the folder of images; by default the first that is there of those known
     size: int = 256,  # Images are fitted into squares of this side
     max_corrupt: int | float | str = None,  # How many images may be absent and rows unusable, see `corrupt_limit`
 ) -> ImageFileDataset:  # In the order of their names
@@ -100,8 +102,8 @@ def read_flickr30k(
                 return root / n
         raise ValueError(f'{root}: has no {kind}; known are {", ".join(names)}')
 
-    table = first(_tables, 'table')
-    folder = first(_folders, 'folder of images')
+    table = first([table] if table else _tables, 'table')
+    folder = first([images] if images else _folders, 'folder of images')
     caps = read_tokens(table, max_corrupt)
     extra = uncaptioned_photos(folder, caps)
     return caption_source(caps, folder, table, size, max_corrupt=max_corrupt, extra=extra)
