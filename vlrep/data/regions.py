@@ -21,6 +21,7 @@ import zlib
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
@@ -30,6 +31,7 @@ from fastcore.basics import patch
 from PIL import Image
 from torch import Tensor
 
+from ..core.fields import Choice, Int
 from vlrep.core.files import (
     FilePath,
     atomic_file,
@@ -43,7 +45,7 @@ from vlrep.core.files import (
     write_index,
 )
 from ..core.progress import progress
-from ..core.registry import did_you_mean
+from ..core.run_facts import check_types
 from .box_files import BoxFile
 from .image_files import some_of
 from .lmdb_files import lmdb_items
@@ -58,30 +60,19 @@ def check_boxes(
     name: str = 'region_boxes',  # For messages
 ) -> None:
     "Refuse boxes that are empty, inverted, outside the image or not finite; the `ValueError` names image and region"
-    if boxes.ndim != 3 or boxes.shape[2] != 4 or tuple(counts.shape) != (len(boxes),):
-        raise ValueError(
-            f'{name}: (b,n,4) boxes and (b,) counts are expected, not {tuple(boxes.shape)} and {tuple(counts.shape)}'
-        )
-    n = boxes.shape[1]
-    whole = (counts >= 0) & (counts <= n)
-    if not whole.all():
-        i = int((~whole).nonzero()[0])
-        raise ValueError(f'{name}: image {i} has {int(counts[i])} of {n} regions')
-    real = sequence_mask(counts.to(boxes.device), n)
+    real = sequence_mask(counts.to(boxes.device), boxes.shape[1])
     faults = {
         'is not finite': ~boxes.isfinite().all(2) & real,
         'lies outside the image': ((boxes < -1e-6) | (boxes > 1 + 1e-6)).any(2) & real,
         'is empty or inverted': (boxes[..., :2] >= boxes[..., 2:]).any(2) & real,
     }
-    bad = torch.stack(list(faults.values())).any(0)
-    if not bad.any():
-        return
-    i, k = bad.nonzero()[0].tolist()
-    why = next(fault for fault, where in faults.items() if where[i, k])
-    raise ValueError(
-        f'{name}: image {i}, region {k}: the box {[round(v, 3) for v in boxes[i, k].tolist()]} {why}; '
-        'expected x0 y0 x1 y1, x0 < x1 and y0 < y1, as parts of width and height from 0 to 1'
-    )
+    for why, bad in faults.items():
+        if bad.any():
+            i, k = bad.nonzero()[0].tolist()
+            raise ValueError(
+                f'{name}: image {i}, region {k}: the box {[round(v, 3) for v in boxes[i, k].tolist()]} {why}; '
+                'expected x0 y0 x1 y1, x0 < x1 and y0 < y1, as parts of width and height from 0 to 1'
+            )
 
 # %% ../../nbs/data/57_regions.ipynb #a7c01e11
 _POINTS = 8  # Along each side of a thumbnail
@@ -104,41 +95,13 @@ def _same_sides(a, b):
 
 
 def _alike(side, look, image):
-    "Tell whether `image`, uint8 (h,w,3), matches the aspect ratio and thumbnail that the store has kept"
-    if side is not None and side.all() and not _same_sides(side.tolist(), image.shape[1::-1]):
+    "Tell whether `image`, uint8 (h,w,3), matches an aspect ratio and a thumbnail; zeros stand for what is not known"
+    if side.all() and not _same_sides(side.tolist(), image.shape[1::-1]):
         return False
-    if look is None or not look.any():
-        return True
-    return int(np.abs(look.astype(np.int16) - thumbnail(image)).max()) < _FAR
+    return not look.any() or int(np.abs(look.astype(np.int16) - thumbnail(image)).max()) < _FAR
 
 # %% ../../nbs/data/57_regions.ipynb #6757000d
 _VERSION = 2
-
-
-def _checksum(pieces):
-    "Compute one CRC-32 over several pieces of data"
-    crc = 0
-    for piece in pieces:
-        crc = zlib.crc32(piece, crc)
-    return crc
-
-
-def _entry(line):
-    """Read a line of the journal
-
-    The name of an image, how many regions it has, their checksum, and perhaps its width, height and thumbnail; or its
-    name, None, and why it is left out
-    """
-    name, count, x, *look = parse_json(line)
-    if count is None:
-        fits = isinstance(x, str) and not look
-    else:
-        width, height, cells = look[0] if look else (0, 0, '')
-        fits = all(type(v) is int and v >= 0 for v in (count, x, width, height)) and len(look) < 2
-        fits = fits and len(bytes.fromhex(cells)) in (0, 3 * _POINTS**2)
-    if not fits or not isinstance(name, str):
-        raise ValueError
-    return name, count, x, *look
 
 
 def _region_arrays(image_id, feats, boxes, probs, facts):
@@ -161,7 +124,7 @@ def _region_arrays(image_id, feats, boxes, probs, facts):
             hint = ' in float16: write float32 (half=False)' if overflow else ''
             raise ValueError(f'{image_id}: {name} are not finite{hint}')
         out[name] = a
-    check_boxes(torch.from_numpy(out['boxes'])[None], torch.tensor([n]), f'{image_id}')
+    check_boxes(torch.from_numpy(out['boxes'])[None], torch.tensor([n]), image_id)
     if 'probs' in out and n:
         off = np.abs(out['probs'].sum(1, dtype=np.float64) - 1).max()
         if (out['probs'] < 0).any() or off > 0.01:
@@ -183,8 +146,6 @@ class RegionWriter:
         about: dict = None,  # What made the features: anything JSON can hold
         resume: bool = False,  # Go on where a process was killed that wrote the same
     ):
-        if width < 1 or classes < 0:
-            raise ValueError(f'width={width}, classes={classes}: widths are expected')
         if len(names) not in (0, classes):
             raise ValueError(f'names: {len(names)} for {classes} classes')
         self.folder = Path(folder)
@@ -201,54 +162,43 @@ class RegionWriter:
         )
         self.partial = self.folder.with_name(f'.{self.folder.name}.partial')
         self._journal = self.partial / 'journal'
-        self.ids = []
-        self.counts = []
-        self.sums = []
-        self.looks = []
-        self.left_out = {}
+        self.stored = {}  # image -> number of its regions, their checksum, its width, height and thumbnail
+        self.left_out = {}  # image -> why it has no regions
         self._new = []
-        self._seen = set()
 
     def __contains__(self, image_id):
-        return image_id in self._seen or image_id in self.left_out
+        return image_id in self.stored or image_id in self.left_out
 
     def __len__(self):
-        return len(self.ids)
+        return len(self.stored)
 
     def __enter__(self):
-        self._stack = ExitStack()
-        self._stack.enter_context(locked(self.folder.with_name(f'.{self.folder.name}.lock'), str(self.folder)))
-        try:
+        with ExitStack() as stack:
+            stack.enter_context(locked(self.folder.with_name(f'.{self.folder.name}.lock'), str(self.folder)))
             if not self.resume:
                 shutil.rmtree(self.partial, ignore_errors=True)
+                stack.callback(shutil.rmtree, self.partial, ignore_errors=True)
             self.partial.mkdir(parents=True, exist_ok=True)
             self._read_journal()
+            rows = sum(n for n, *_ in self.stored.values())
             widths = dict(features=self.facts['width'], boxes=4, probs=self.facts['classes'])
             self.cols = {}
             for name, width in widths.items():
                 if width:
                     dtype = '<f4' if name == 'boxes' else self.facts['dtype']
-                    path = self.partial / f'{name}.npy'
-                    self.cols[name] = GrowingArray(dtype, width, path=path, rows=sum(self.counts))
-        except BaseException:
-            self._stack.close()
-            raise
+                    self.cols[name] = GrowingArray(dtype, width, path=self.partial / f'{name}.npy', rows=rows)
+                    stack.callback(self.cols[name].abandon)
+            self._stack = stack.pop_all()
         return self
 
     def __exit__(self, kind, error, trace):
         with self._stack:
-            try:
-                if kind is None:
-                    with atomic_folder(self.folder) as new:
-                        self._finish(new)
-                    shutil.rmtree(self.partial, ignore_errors=True)
-                elif self.resume:
-                    self._commit()
-            finally:
-                for column in self.cols.values():
-                    column.abandon()
-                if not self.resume:
-                    shutil.rmtree(self.partial, ignore_errors=True)
+            if kind is None:
+                with atomic_folder(self.folder) as new:
+                    self._finish(new)
+                shutil.rmtree(self.partial, ignore_errors=True)
+            elif self.resume:
+                self._commit()
 
     def add(
         self,
@@ -261,17 +211,16 @@ class RegionWriter:
         sides: tuple = None,  # Or at least its width and height
     ) -> None:
         "Add the regions of an image; a `ValueError` names image and what is wrong"
-        if image_id in self._seen:
+        if image_id in self.stored:
             raise ValueError(f'{image_id}: is in the store already')
         data = [a.tobytes() for a in _region_arrays(image_id, feats, boxes, probs, self.facts).values()]
         for column, piece in zip(self.cols.values(), data):
             column.add(piece)
-        look = []
+        look = ''
         if image is not None:
-            look = [[*image.size, thumbnail(image).tobytes().hex()]]
-        elif sides is not None:
-            look = [[*map(int, sides), '']]
-        self._log(image_id, len(boxes), _checksum(data), *look)
+            sides = image.size
+            look = thumbnail(image).tobytes().hex()
+        self._log(image_id, len(boxes), zlib.crc32(b''.join(data)), *(sides or (0, 0)), look)
 
     def leave_out(
         self,
@@ -279,16 +228,16 @@ class RegionWriter:
         why: str,  # What is wrong with it
     ) -> None:
         "Note that an image has no regions because it cannot be read"
-        if image_id in self:
-            raise ValueError(f'{image_id}: is in the store already')
-        self._log(image_id, None, why)
+        self._log(image_id, why)
 
     def _read_journal(self):
         "Read the journal of a process that was killed, or begin one"
         head = json.dumps(self.facts) + '\n'
-        data = self._journal.read_bytes() if self._journal.exists() else b''
-        text = data[: data.rfind(b'\n') + 1].decode(errors='replace')  # a torn last line is none
-        lines = io.StringIO(text).readlines()
+        lines = []
+        if self._journal.exists():
+            lines = self._journal.read_text(encoding='utf-8', errors='replace').splitlines(keepends=True)
+        if lines and not lines[-1].endswith('\n'):
+            lines.pop()  # torn
         if lines and lines[0] != head:
             raise ValueError(
                 f'{self.partial}: was begun with other settings ({brief(lines[0].strip(), 200)}); remove it, '
@@ -298,28 +247,26 @@ class RegionWriter:
             new.write_text(''.join(lines or [head]), encoding='utf-8')
         for n, line in enumerate(lines[1:], 2):
             try:
-                self._remember(*_entry(line))
-            except (ValueError, TypeError, IndexError, KeyError):
-                raise ValueError(
-                    f'{self._journal}, line {n}: damaged: {brief(line.strip())}; remove {self.partial}'
-                ) from None
+                checksum, entry = parse_json(line)
+                damaged = checksum != zlib.crc32(json.dumps(entry).encode())
+            except (ValueError, TypeError):
+                damaged = True
+            if damaged:
+                raise ValueError(f'{self._journal}, line {n}: damaged: {brief(line.strip())}; remove {self.partial}')
+            self._remember(*entry)
 
-    def _remember(self, image_id, count, x, look=None):
-        "Remember an image with its entry in the journal"
-        if count is None:
-            self.left_out[image_id] = x
+    def _remember(self, image_id, *facts):
+        "Remember what `stored` has about an image, or why it is left out"
+        if len(facts) == 1:
+            self.left_out[image_id] = facts[0]
         else:
             self.left_out.pop(image_id, None)  # it has been restored
-            self.ids.append(image_id)
-            self.counts.append(count)
-            self.sums.append(x)
-            self.looks.append(look or (0, 0, ''))
-            self._seen.add(image_id)
+            self.stored[image_id] = facts
 
     def _log(self, *entry):
-        "Remember an image, and write its entry to the journal now or soon"
+        "Remember an image, and write its entry and a checksum to the journal now or soon"
         self._remember(*entry)
-        self._new.append(json.dumps(entry) + '\n')
+        self._new.append(json.dumps([zlib.crc32(json.dumps(entry).encode()), entry]) + '\n')
         if self.resume and len(self._new) >= 32:
             self._commit()
 
@@ -369,72 +316,57 @@ def _finish(self: RegionWriter, new):
             os.link(c.path, new / c.path.name)
         except OSError:
             shutil.copyfile(c.path, new / c.path.name)  # a file system without links
-    raw = [i.encode() for i in self.ids]
-    names = Counter(n for i in self.ids for n in _spellings(i))
-    found = [(_hash(n), k) for k, i in enumerate(self.ids) for n in _spellings(i) if n == i or names[n] == 1]
+    raw = [i.encode() for i in self.stored]
+    names = Counter(n for i in self.stored for n in _spellings(i))
+    found = [(_hash(n), k) for k, i in enumerate(self.stored) for n in _spellings(i) if n == i or names[n] == 1]
     hashes = np.array([h for h, _ in found], np.uint64)
-    at = np.array([k for _, k in found], np.int64)
     order = np.argsort(hashes, kind='stable')
+    counts = [count for count, *_ in self.stored.values()]
+    sides = [side for _, _, *side, _ in self.stored.values()]
+    looks = [bytes.fromhex(look) for *_, look in self.stored.values()]
     arrays = dict(
-        offsets=np.cumsum([0, *self.counts], dtype=np.int64),
-        sums=np.array(self.sums, np.uint32),
+        offsets=np.cumsum([0, *counts], dtype=np.int64),
+        sums=np.array([checksum for _, checksum, *_ in self.stored.values()], np.uint32),
         ids=np.frombuffer(b''.join(raw), np.uint8),
         id_ends=np.cumsum([0, *map(len, raw)], dtype=np.int64),
         hashes=hashes[order],
-        hash_rows=at[order],
+        hash_rows=np.array([k for _, k in found], np.int64)[order],
     )
-    if any(w for w, *_ in self.looks):
-        arrays['sides'] = np.array([l[:2] for l in self.looks], np.int32)
-    thumbnails = [bytes.fromhex(t) for *_, t in self.looks]
-    if any(thumbnails):
-        arrays['looks'] = np.array([np.frombuffer(t or bytes(3 * _POINTS**2), np.uint8) for t in thumbnails])
+    if any(width for width, _ in sides):
+        arrays['sides'] = np.array(sides, np.int32)
+    if any(looks):
+        arrays['looks'] = np.array([np.frombuffer(look or bytes(3 * _POINTS**2), np.uint8) for look in looks])
     for k, a in arrays.items():
         np.save(new / f'{k}.npy', a)
-    write_index(new, dict(self.facts, n=len(self.ids), regions=sum(self.counts), left_out=self.left_out))
+    write_index(new, dict(self.facts, n=len(counts), regions=sum(counts), left_out=self.left_out))
 
 # %% ../../nbs/data/57_regions.ipynb #67570016
 _LARGE = 'features.npy', 'probs.npy'  # Too large to be read as a whole: each image is checked when it is first read
+_INDEX = dict(
+    width=Int(1, 10**9),
+    classes=Int(0, 10**9),
+    dtype=Choice('<f2', '<f4'),
+    about=dict,
+    names=list[str],
+    left_out=dict[str, str],
+    n=Int(0, 10**12),
+    regions=Int(0, 10**12),
+)
 
 
-def _wrong_fact(index):
-    "Find the first fact in the index of a store that cannot be right; None if there is none"
-
-    def whole(v, low):
-        return type(v) is int and v >= low
-
-    def texts(v):
-        return all(isinstance(x, str) for x in v)
-
-    right = dict(
-        width=lambda v: whole(v, 1),
-        classes=lambda v: whole(v, 0),
-        dtype=lambda v: v in ('<f2', '<f4'),
-        about=lambda v: isinstance(v, dict),
-        names=lambda v: isinstance(v, list) and texts(v) and len(v) in (0, index['classes']),
-        left_out=lambda v: isinstance(v, dict) and texts(v.values()),
-        n=lambda v: whole(v, 0),
-        regions=lambda v: whole(v, 0),
-    )
-    return next((k for k, good in right.items() if not good(index.get(k))), None)
-
-
-def _read_index(folder, checked):
+def _read_index(folder):
     "Read the index of a store and compare the files with it"
     path = folder / 'index.json'
     if not path.is_file():
         raise ValueError(
             f'{folder}: no stored regions there (index.json is missing); vlrep regions or convert_regions writes them'
         )
-    damage = '' if checked else folder_damage(folder, _LARGE)
-    if damage:
+    if damage := folder_damage(folder, _LARGE):
         raise ValueError(f'{damage}; restore the store, or write it anew')
     index = read_index(folder)
     if index.get('version') != _VERSION:
         raise ValueError(f'{path}: of version {index.get("version")}, {_VERSION} is expected: write the store anew')
-    wrong = _wrong_fact(index)
-    if wrong:
-        raise ValueError(f'{path}: damaged, {wrong} is {brief(index.get(wrong))}')
-    return index
+    return check_types(index, _INDEX, path, tuple(_INDEX))
 
 # %% ../../nbs/data/57_regions.ipynb #67570017
 def _open_columns(folder, index):
@@ -450,33 +382,22 @@ def _open_columns(folder, index):
         hash_rows=('<i8', (None,)),
         features=(index['dtype'], (regions, index['width'])),
         boxes=('<f4', (regions, 4)),
+        probs=(index['dtype'], (regions, index['classes'])),
+        sides=('<i4', (n, 2)),
+        looks=('|u1', (n, 3 * _POINTS**2)),
     )
-    if index['classes']:
-        specs['probs'] = index['dtype'], (regions, index['classes'])
-    optional = dict(sides=('<i4', (n, 2)), looks=('|u1', (n, 3 * _POINTS**2)))
-    specs |= {k: v for k, v in optional.items() if f'{k}.npy' in index['files']}
+    cols = {k: np.broadcast_to(np.zeros((), specs[k][0]), specs[k][1]) for k in ('sides', 'looks')}  # not known
     for name in index['files']:
-        if name.removesuffix('.npy') not in specs or not name.endswith('.npy'):
-            raise ValueError(f'{folder / name}: no file of stored regions')
-    cols = {}
-    for name, (dtype, shape) in specs.items():
-        path = folder / f'{name}.npy'
+        path = folder / name
+        dtype, shape = specs[path.stem]
         try:
-            with open(path, 'rb') as file:
-                npy_header(file, path)
-            a = np.load(path, mmap_mode='r', allow_pickle=False)
-        except (ValueError, OSError, EOFError) as e:
+            cols[path.stem] = a = np.load(path, mmap_mode='r', allow_pickle=False)
+        except Exception as e:  # numpy reads the header as Python
             raise ValueError(f'{path}: damaged ({e})') from None
         if a.dtype.str != dtype or a.ndim != len(shape) or shape not in ((None,), a.shape):
             raise ValueError(f'{path}: damaged, holds {a.dtype} of shape {a.shape}, which does not fit the other files')
-        cols[name] = a
-    ends = dict(offsets=regions, id_ends=len(cols['ids']))
-    wrong = [k for k, end in ends.items() if cols[k][0] != 0 or cols[k][-1] != end or (np.diff(cols[k]) < 0).any()]
-    rows = cols['hash_rows']
-    if len(rows) != len(cols['hashes']) or len(rows) and not 0 <= rows.min() <= rows.max() < n:
-        wrong.append('hash_rows')
-    if wrong:
-        raise ValueError(f'{folder / wrong[0]}.npy: damaged, it does not fit the other files')
+    if len(cols['hash_rows']) != len(cols['hashes']):
+        raise ValueError(f'{folder}: damaged, hash_rows.npy does not fit hashes.npy')
     return cols
 
 # %% ../../nbs/data/57_regions.ipynb #971bf4f5
@@ -486,10 +407,9 @@ class RegionStore:
     def __init__(
         self,
         folder: FilePath,  # What `RegionWriter` wrote
-        checked: bool = False,  # Were its files compared with their checksums a moment ago?
     ):
         self.folder = Path(folder)
-        self.index = _read_index(self.folder, checked)
+        self.index = _read_index(self.folder)
         self.width = self.index['width']
         self.classes = self.index['classes']
         self.names = self.index['names']
@@ -501,7 +421,7 @@ class RegionStore:
         self._sound = np.zeros(len(self), bool)  # images whose checksum has been compared
 
     def __reduce__(self):
-        return type(self), (self.folder, True)  # another process opens the files again
+        return type(self), (self.folder,)  # another process opens the files again
 
     def __len__(self):
         return len(self.ids)
@@ -562,16 +482,11 @@ class RegionStore:
         lost = [str(ids[i]) for i in np.flatnonzero(rows < 0).tolist()]
         if not lost:
             return rows
-        shown = list(lost)
-        for k, name in enumerate(lost[:3]):
-            why = next((self.left_out[s] for s in _spellings(name) if s in self.left_out), None)
-            if why is not None:
-                shown[k] = f'{name} ({why})'
-        first = set(_spellings(lost[0]))
-        several = [i for i in self.ids if first & set(_spellings(i))]
-        example = f'such as {self.ids[0]}' if len(self) else 'none'
-        if several:
-            example = f'and {lost[0]} might be {some_of(several)}'
+        reasons = {i: self.left_out[s] for i in lost for s in _spellings(i) if s in self.left_out}
+        shown = [f'{i} ({reasons[i]})' if i in reasons else i for i in lost]
+        first = _spellings(lost[0]).keys()
+        several = [i for i in self.ids if first & _spellings(i).keys()]
+        example = f'and {lost[0]} might be {some_of(several)}' if several else f'such as {next(iter(self.ids), "none")}'
         raise ValueError(
             f'{source_name}: {len(lost)} of {len(rows)} images have no regions in {self.folder}: '
             f'{some_of(shown)}; it has those of {len(self):,} images, {example}'
@@ -637,7 +552,7 @@ def _compare(self: RegionStore, rows):
             continue
         a, b = self.offsets[i : i + 2]
         data = [self.cols[k][a:b].tobytes() for k in ('features', 'boxes', 'probs') if k in self.cols]
-        if _checksum(data) != self.cols['sums'][i]:
+        if zlib.crc32(b''.join(data)) != self.cols['sums'][i]:
             raise ValueError(
                 f'{self.folder}: damaged, the regions of {self.ids[i]} have changed; restore the store, '
                 f'or write it anew'
@@ -652,28 +567,21 @@ def check_pictures(
     picture: Callable,  # Number of an image -> uint8 (h,w,3)
     name: Callable,  # Number of an image -> what it is called
     source_name: str,  # The dataset and its folder, for messages
-    max_images: int = 32,  # Number of images that are compared
 ) -> None:
-    """Refuse a dataset of which more than a tenth of the compared images differ from those that the store was made from
+    """Refuse a dataset if more than a tenth of 32 compared images differ from those that the store was made from
 
     A store that has kept neither sizes nor thumbnails passes
     """
-    sides = self.cols.get('sides')
-    looks = self.cols.get('looks')
-    if sides is None and looks is None or not len(rows):
-        return
     odd = []
     n = 0
-    for i in np.unique(np.linspace(0, len(rows) - 1, min(max_images, len(rows))).round().astype(int)).tolist():
+    for i in np.unique(np.linspace(0, len(rows) - 1, min(32, len(rows))).round().astype(int)).tolist():
         try:
             image = picture(i)
         except CorruptImage:
             continue
         n += 1
         k = int(rows[i])
-        side = None if sides is None else sides[k]
-        look = None if looks is None else looks[k]
-        if not _alike(side, look, image):
+        if not _alike(self.cols['sides'][k], self.cols['looks'][k], image):
             odd.append(name(i))
     if 10 * len(odd) > n:
         raise ValueError(
@@ -740,20 +648,16 @@ def unpickle_arrays(
 
 
 def _load_npy(path):
-    "Load an array from a .npy file, or the object in it"
+    "Map the array in a .npy file, or load the object in it"
     with open(path, 'rb') as f:
-        shape, _, dtype = npy_header(f, path)
-        try:
-            if not dtype.hasobject:
-                size = math.prod(shape) * dtype.itemsize
-                bytes_left = path.stat().st_size - f.tell()
-                if size > bytes_left:
-                    raise ValueError(f'{bytes_left:,} bytes instead of {size:,}')
-                return np.load(path, allow_pickle=False)
-        except (ValueError, EOFError, OSError) as e:
-            raise ValueError(f'{path}: damaged, not a .npy file ({e})') from None
-        got = unpickle_arrays(f, path)
-    return got.item() if isinstance(got, np.ndarray) and got.size == 1 else got
+        _, _, dtype = npy_header(f, path)
+        if dtype.hasobject:
+            got = unpickle_arrays(f, path)
+            return got.item() if isinstance(got, np.ndarray) and got.size == 1 else got
+    try:
+        return np.load(path, mmap_mode='r', allow_pickle=False)
+    except (ValueError, OSError) as e:
+        raise ValueError(f'{path}: damaged, not a .npy file ({e})') from None
 
 # %% ../../nbs/data/57_regions.ipynb #6757002f
 _FIELDS = dict(
@@ -869,35 +773,31 @@ def _regions_of(item, classes=0):
     return [a if a is None else a[keep] for a in (feats, boxes, probs)], int((~keep).sum()), scaled, (w, h)
 
 # %% ../../nbs/data/57_regions.ipynb #67570031
+def _npy_item(path, info):
+    "Read the regions of an image from its .npy file, which holds them all, or its features beside the file `info`"
+    got = _load_npy(path)
+    if not info.exists():
+        return got
+    facts = _load_npy(info)
+    if not isinstance(facts, dict):
+        raise ValueError(f'{info}: holds no dictionary')
+    return dict(facts, features=got)
+
+
 def _npy_items(folder):
     "Yield (name of the image, file, function that reads it) for a folder of .npy files"
-    infos = {p for p in folder.rglob('*_info.npy')}
-    for path in sorted(p for p in folder.rglob('*.npy') if p not in infos):
-        info = path.with_name(f'{path.stem}_info.npy')
-
-        def item(path=path, info=info if info in infos else None):
-            got = _load_npy(path)
-            if info is None:
-                return got
-            more = _load_npy(info)
-            if not isinstance(more, dict):
-                raise ValueError(f'{info}: holds no dictionary')
-            return dict(more, features=got)
-
-        yield path.stem, path, item
+    for path in sorted(folder.rglob('*.npy')):
+        if not path.stem.endswith('_info'):
+            yield path.stem, path, partial(_npy_item, path, path.with_name(f'{path.stem}_info.npy'))
 
 
 def _lmdb_items(path):
     "Yield (name of the image, file and key, function that reads it) for an LMDB"
     for key, value in lmdb_items(path):
-        if key == b'keys':
-            continue  # the list of all keys
-        name = key.decode(errors='replace')
-
-        def item(data=value, name=name):
-            return unpickle_arrays(io.BytesIO(data), f'{path}, key {name}')
-
-        yield PurePosixPath(name).name, f'{path}, key {name}', item
+        if key != b'keys':  # the list of all keys
+            where = f'{path}, key {key.decode(errors="replace")}'
+            name = PurePosixPath(key.decode(errors='replace')).name
+            yield name, where, partial(unpickle_arrays, io.BytesIO(value), where)
 
 # %% ../../nbs/data/57_regions.ipynb #67570032
 def _report(store, log):
@@ -1017,26 +917,14 @@ class RegionReader:
         folder: FilePath = None,  # The store, for files; with boxes, a store or `BoxFile` whose boxes are taken
         max_regions: int = 36,  # Regions of an image; further ones are left out
     ):
-        if how not in REGION_INPUTS:
-            raise did_you_mean('how', how, REGION_INPUTS)
-        if how == 'files' and folder is None:
-            raise ValueError('folder=None: files are read from a folder, none is given')
-        if how == 'grid' and folder is not None:
-            raise ValueError(f'folder={folder}: regions from the grid need no folder')
-        if max_regions < 1:
-            raise ValueError(f'most={max_regions}: at least one region')
         self.how = how
         self.folder = folder
         self.max_regions = max_regions
         self.store = None if folder is None else open_regions(folder, how)
-        self.__setstate__({})
+        self._known = weakref.WeakKeyDictionary()  # dataset -> what was looked up
 
-    def __getstate__(self):
-        return {k: v for k, v in self.__dict__.items() if k not in ('_known', '_turns')}
-
-    def __setstate__(self, state):
-        # `_turns`: row of a dataset -> how the boxes of a file are turned, as the EXIF header turns the image
-        self.__dict__.update(state, _known=weakref.WeakKeyDictionary(), _turns=weakref.WeakKeyDictionary())
+    def __reduce__(self):
+        return type(self), (self.how, self.folder, self.max_regions)  # another process looks up again
 
     def __call__(
         self,
@@ -1047,40 +935,33 @@ class RegionReader:
         if self.how == 'grid':
             return {}
         if source not in self._known:
-            self._turns[source] = {}
             self._known[source] = self._of_records(source) if self.store is None else self._of_store(source)
         rows = np.asarray(rows, np.int64)
         if self.store is None:
             boxes, counts = (a[rows] for a in self._known[source])
             n = max(1, int(counts.max(initial=0)))
             return dict(region_boxes=torch.from_numpy(boxes[:, :n]), region_counts=torch.from_numpy(counts))
-        got = self.store.read(self._known[source][rows], self.max_regions, self.how == 'boxes')
-        for i, row in enumerate(rows.tolist()):
-            if turn := self._turns[source].get(row):
-                k = int(got['region_counts'][i])
-                got['region_boxes'][i, :k] = torch.from_numpy(turn_boxes(got['region_boxes'][i, :k].numpy(), turn))
+        stored, turns = self._known[source]
+        got = self.store.read(stored[rows], self.max_regions, self.how == 'boxes')
+        for boxes, k, row in zip(got['region_boxes'], got['region_counts'], rows.tolist()):
+            if row in turns:
+                boxes[:k] = torch.from_numpy(turn_boxes(boxes[:k].numpy(), turns[row]))
         return got
 
     def _of_store(self, source):
-        "Find the rows of a dataset's images in the store, which must have been made from these images"
-        files = isinstance(source, ImageFileDataset)
+        """Find the rows of a dataset's images in the store, which must have been made from these images
+
+        And row of the dataset -> how the boxes of a file are turned, as the EXIF header turns the image
+        """
+        paths = [source.path(i) for i in range(len(source))] if isinstance(source, ImageFileDataset) else []
         if isinstance(self.store, BoxFile):
             rows = self.store.rows(source.ids, source.name)
-            if files:
-                turns = {i: annotation_turn(source.path(i), self.store.sizes[k]) for i, k in enumerate(rows)}
-                self._turns[source] = {i: turn for i, turn in turns.items() if turn != 1}
-            return rows
-        paths = [source.path(i) for i in range(len(source))] if files else None
-        rows = self.store.rows(source.ids, source.name, paths)
-        where = f'{source.name} ({Path(paths[0]).parent})' if files and len(source) else source.name
-
-        def picture(i):
-            image, hw = source.images([i])
-            h, w = np.asarray(hw)[0].tolist()
-            return image[0, :, :h, :w].permute(1, 2, 0).contiguous().numpy()
-
-        self.store.check_pictures(rows, picture, lambda i: source.ids[i], where)
-        return rows
+            turns = {i: annotation_turn(path, self.store.sizes[k]) for i, (path, k) in enumerate(zip(paths, rows))}
+            return rows, {i: turn for i, turn in turns.items() if turn != 1}
+        rows = self.store.rows(source.ids, source.name, paths or None)
+        where = f'{source.name} ({Path(paths[0]).parent})' if paths else source.name
+        self.store.check_pictures(rows, lambda i: np.asarray(source[i].load()), lambda i: source.ids[i], where)
+        return rows, {}
 
     def _of_records(self, source):
         "Read the boxes of all records, and how many each has"
