@@ -624,7 +624,7 @@ def test_a_shard_cut_off_while_it_is_open_is_an_error(two):
     index = ShardIndex(two)
     index.read(0)
     os.truncate(two[0], 600)
-    with pytest.raises(ValueError, match='0.tar: the shard was cut off while it was in use'):
+    with pytest.raises(ValueError, match='0.tar: the shard was changed or cut off'):
         index.read(4)
 
 

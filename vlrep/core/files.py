@@ -5,8 +5,7 @@
 # %% auto #0
 __all__ = ['FilePath', 'write_error', 'remove_leftovers', 'atomic_file', 'recover_folder', 'atomic_folder', 'write_json',
            'text_encoding', 'parse_json', 'brief', 'read_json', 'file_sha256', 'write_index', 'read_index',
-           'folder_damage', 'read_at', 'write_at', 'npy_header', 'ArrayFile', 'locked', 'append_line', 'cache_dir',
-           'cached_folder']
+           'folder_damage', 'npy_header', 'ArrayFile', 'locked', 'append_line', 'cache_dir', 'cached_folder']
 
 # %% ../../nbs/core/10_files.ipynb #3ab11623
 import codecs
@@ -14,12 +13,9 @@ import errno
 import glob
 import hashlib
 import json
-import operator
 import os
 import shutil
-import threading
 import tokenize
-import weakref
 import zlib
 from collections.abc import Callable
 from contextlib import contextmanager
@@ -310,48 +306,19 @@ def folder_damage(
             return f'{p}: wrong checksum'
     return ''
 
-# %% ../../nbs/core/10_files.ipynb #95fc603c
-_ONE_SEEK = threading.Lock()
-
-
-def read_at(
-    fd: int,  # An open file
-    count: int,  # Bytes, fewer at its end
-    at: int,  # From this byte
-) -> bytes:
-    "Read as `os.pread` does, also on systems that do not have it (Windows)"
-    if hasattr(os, 'pread'):
-        return os.pread(fd, count, at)
-    with _ONE_SEEK:
-        os.lseek(fd, at, os.SEEK_SET)
-        return os.read(fd, count)
-
-
-def write_at(
-    fd: int,  # An open file
-    data: bytes,  # What to write
-    at: int,  # From this byte
-) -> int:  # Bytes that were written
-    "Write as `os.pwrite` does, also on systems that do not have it (Windows)"
-    if hasattr(os, 'pwrite'):
-        return os.pwrite(fd, data, at)
-    with _ONE_SEEK:
-        os.lseek(fd, at, os.SEEK_SET)
-        return os.write(fd, data)
-
-
-def _reserve(fd, start, end):
-    "Give the file `fd` the bytes from `start` to `end`, zeros, with room on the disk"
+# %% ../../nbs/core/10_files.ipynb #443600d4
+def _reserve(file, size):
+    "Add zeros at the end of a file, with room on the disk"
     if hasattr(os, 'posix_fallocate'):
         try:
-            return os.posix_fallocate(fd, start, end - start)
+            return os.posix_fallocate(file.fileno(), file.tell(), size)
         except OSError as e:
             if e.errno not in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
                 raise  # else a file system that cannot do it
-    for at in range(start, end, 1 << 20):
-        write_at(fd, bytes(min(1 << 20, end - at)), at)
+    for at in range(0, size, 1 << 20):
+        file.write(bytes(min(1 << 20, size - at)))
 
-# %% ../../nbs/core/10_files.ipynb #443600d4
+
 def npy_header(
     file: BinaryIO,  # A file at its beginning; afterwards at the first byte of the array
     path: FilePath,  # Its name, for the message
@@ -380,7 +347,6 @@ class ArrayFile:
     ):
         self.path = Path(path)
         self.hint = hint
-        self._how = (str(path), write, hint)
         with open(path, 'rb') as f:
             self.shape, fortran, dtype = npy_header(f, path)
             if dtype != self.dtype or fortran:
@@ -388,11 +354,7 @@ class ArrayFile:
             self._start = f.tell()
         self._row = int(np.prod(self.shape[1:]))
         self.ndim = len(self.shape)
-        self._fd = os.open(path, (os.O_RDWR if write else os.O_RDONLY) | getattr(os, 'O_BINARY', 0))
-        weakref.finalize(self, os.close, self._fd)
-
-    def __reduce__(self):
-        return type(self), self._how  # another process opens the file again
+        self._file = open(path, 'r+b') if write else None
 
     def __len__(self):
         return self.shape[0]
@@ -411,48 +373,30 @@ class ArrayFile:
         try:
             with open(path, 'wb') as f:
                 np.lib.format.write_array_header_1_0(f, head)
-                f.flush()
-                at = f.tell()
-                if n := int(np.prod(shape)):
-                    _reserve(f.fileno(), at, at + n)
+                _reserve(f, int(np.prod(shape)))
         except OSError as e:
             raise write_error(e, path) from e
         return cls(path, True)
 
     def __getitem__(self, i):
-        n = len(self)
         if np.ndim(i) == 0 and not isinstance(i, slice):
-            i = operator.index(i)
-            if not -n <= i < n:
-                raise IndexError(f'row {i} of {n}')
-            return self._read(i % n, 1)[0]
-        rows = np.arange(n)[i]
+            return self._read(range(len(self))[i], 1)[0]
+        rows = np.arange(len(self))[i]
         out = np.empty((len(rows), *self.shape[1:]), np.uint8)
-        # rows that follow each other are read at once
-        ends = [*(np.flatnonzero(np.diff(rows) != 1) + 1), len(rows)] if len(rows) else []
+        ends = np.flatnonzero(np.diff(rows, append=-2) != 1) + 1  # rows that follow each other are read at once
         for a, b in zip([0, *ends], ends):
-            out[a:b] = self._read(int(rows[a]), int(b - a))
+            out[a:b] = self._read(int(rows[a]), b - a)
         return out
 
     def _read(self, row, n):
         "Rows `row` to `row+n`"
-        got = []
-        want = n * self._row
-        at = self._start + row * self._row
-        while want:
-            try:
-                b = read_at(self._fd, min(want, 1 << 30), at)
-            except OSError as e:
-                raise OSError(e.errno, e.strerror, str(self.path)) from e
-            if not b:
-                raise ValueError(
-                    f'{self.path}: truncated after it was opened, row {(at - self._start) // self._row} is gone'
-                    + (f'; {self.hint}' if self.hint else '')
-                )
-            got.append(b)
-            want -= len(b)
-            at += len(b)
-        return np.frombuffer(got[0] if len(got) == 1 else b''.join(got), np.uint8).reshape(n, *self.shape[1:]).copy()
+        got = np.fromfile(self.path, np.uint8, n * self._row, offset=self._start + row * self._row)
+        if len(got) < n * self._row:
+            hint = f'; {self.hint}' if self.hint else ''
+            raise ValueError(
+                f'{self.path}: truncated after it was opened, row {row + len(got) // self._row} is gone{hint}'
+            )
+        return got.reshape(n, *self.shape[1:])
 
     def write(
         self,
@@ -462,13 +406,10 @@ class ArrayFile:
         "Write one row; an `OSError` names the file if it cannot be done"
         if a.shape != self.shape[1:] or a.dtype != self.dtype:
             raise ValueError(f'{self.path}: a row is uint8 {self.shape[1:]}, not {a.dtype} {a.shape}')
-        data = memoryview(np.ascontiguousarray(a)).cast('B')
-        at = self._start + range(len(self))[row] * self._row
         try:
-            while len(data):
-                k = write_at(self._fd, data, at)
-                data = data[k:]
-                at = at + k
+            self._file.seek(self._start + range(len(self))[row] * self._row)
+            self._file.write(np.ascontiguousarray(a))
+            self._file.flush()
         except OSError as e:
             raise write_error(e, self.path) from e
 

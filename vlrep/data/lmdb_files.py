@@ -11,7 +11,7 @@ import struct
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..core.files import FilePath, read_at
+from ..core.files import FilePath
 
 # %% ../../nbs/data/51_lmdb_files.ipynb #c3218b26
 _MAGIC = 0xBEEFC0DE
@@ -31,18 +31,18 @@ def _is_meta(head):
 class _Lmdb:
     "The pages of an LMDB; whatever cannot be right is a `ValueError` with the name of the file"
 
-    def __init__(self, path, fd):
+    def __init__(self, path, file):
         self.path = path
-        self.fd = fd
-        size = os.fstat(fd).st_size
-        first = read_at(fd, _META_BYTES, 0)
+        self.file = file
+        size = file.seek(0, os.SEEK_END)
+        first = self.bytes_at(0, _META_BYTES)
         if not _is_meta(first):
             raise ValueError(f'{path}: not an LMDB')
         version = struct.unpack_from('<I', first, 20)[0]
         self.page_size = struct.unpack_from('<I', first, 40)[0]
         if version != _VERSION:
             raise ValueError(f'{path}: an LMDB of version {version}, only version {_VERSION} can be read')
-        second = read_at(fd, _META_BYTES, self.page_size)
+        second = self.bytes_at(self.page_size, _META_BYTES)
         if not _is_meta(second):
             self.corrupt('page 1')
         newest = max(first, second, key=lambda m: struct.unpack_from('<Q', m, 144))
@@ -61,11 +61,15 @@ class _Lmdb:
     def corrupt(self, what):
         raise ValueError(f'{self.path}: damaged ({what}): copy or download it again')
 
+    def bytes_at(self, at, count):
+        self.file.seek(at)
+        return self.file.read(count)
+
     def read(self, number, count, kinds):
         "Kind and bytes of a page, from its beginning"
         if not 2 <= number <= self.last or number * self.page_size + count > (self.last + 1) * self.page_size:
             self.corrupt(f'page {number}')
-        data = read_at(self.fd, count, number * self.page_size)
+        data = self.bytes_at(number * self.page_size, count)
         if len(data) < count:
             self.corrupt(f'page {number} is cut off')
         stored, kind = struct.unpack_from('<Q2xH', data)
@@ -113,7 +117,7 @@ def lmdb_items(
     """
     path = Path(path) / 'data.mdb' if Path(path).is_dir() else Path(path)
     with open(path, 'rb', buffering=0) as file:
-        tree = _Lmdb(path, file.fileno())
+        tree = _Lmdb(path, file)
         todo = [tree.root] if tree.entries else []
         pages = 0
         found = 0

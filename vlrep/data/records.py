@@ -11,7 +11,8 @@ import copy
 import math
 import mmap
 import warnings
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import BinaryIO
 
@@ -191,6 +192,7 @@ class Record:
     genre: list = None  # Names of genres, any number
     plot: str = None  # A text that goes with the genres
     counterpart: object = None  # A `Record`: the same as it is found in another domain
+    opener: Callable = None  # Gives the image, if it is in no file of its own
 
     def has(
         self,
@@ -203,6 +205,8 @@ class Record:
         "Read the image, RGB and upright; a `ValueError` if the record has none or its file is damaged"
         if self.image is not None:
             return Image.fromarray(self.image)
+        if self.opener is not None:
+            return self.opener()
         if self.path is None:
             raise ValueError(f'record {self.id!r} has neither image nor path')
         return open_image(self.path)
@@ -283,10 +287,7 @@ class TextBuffer:
         i: int,  # Row
     ) -> list:  # Its strings
         "Return the strings of row `i`"
-        i = int(i)
-        if not -len(self) <= i < len(self):
-            raise IndexError(i)
-        i %= len(self)
+        i = range(len(self))[i]
         return [self.string(j) for j in range(self.rows[i], self.rows[i + 1])]
 
     def string(
@@ -320,23 +321,10 @@ def load(
     cls: TextBuffer,
     path: FilePath,  # What `save` wrote
 ) -> TextBuffer:
-    "Read a buffer; a `ValueError` names a file that is damaged"
+    "Read a buffer from a file that is known to be whole"
     self = cls()
-    try:
-        with np.load(path, allow_pickle=False) as z:
-            self.data = z['data']
-            self.ends = z['ends']
-            self.rows = z['rows']
-        ok = (
-            (np.diff(self.ends) >= 0).all()
-            and (np.diff(self.rows) >= 0).all()
-            and self.ends[-1] == len(self.data)
-            and self.rows[-1] == len(self.ends) - 1
-        )
-    except Exception as e:
-        raise ValueError(f'{path}: damaged or missing caption buffer ({e})') from e
-    if not ok:
-        raise ValueError(f'{path}: damaged caption buffer: its offsets do not fit its text')
+    with np.load(path, allow_pickle=False) as z:
+        vars(self).update({k: z[k] for k in ('data', 'ends', 'rows')})
     return self
 
 
@@ -373,37 +361,30 @@ def _clean(lists):
     return TextBuffer(l if isinstance(l, str) else map(clean_text, l) for l in lists)
 
 
+@dataclass(eq=False, repr=False)
 class ImageTextDataset:
     "Images with their annotations; `ArrayDataset` and `ImageFileDataset` add the pixels"
 
     split_by = None  # Of a part of photos: how they were split, such as hash, column or karpathy
 
-    def __init__(
-        self,
-        name: str,  # Of the data, for messages and records
-        n: int,  # Number of images
-        size: int,  # Side of the squares
-        split: str = None,  # train, valid or test
-        captions=None,  # `TextBuffer`, or lists of strings
-        *,
-        labels: dict = None,  # Name -> array with `n` rows
-        ids=None,  # Name of each image; their numbers by default
-        records=None,  # Called with a row, returns a `Record` with further annotations
-        names: dict = None,  # Name of a label -> names of its columns, or of its values
-        narratives=None,  # `Narratives`, or another object with a row for each image, and `subset`
-        parts=None,  # Part that the data itself assigns each image to: train, valid, test, or '' for none
-    ):
-        self.name = name
-        self.n = n
-        self.size = size
-        self.split = split
-        self._records = records
-        self.narratives = narratives
-        self.names = {k: list(v) for k, v in (names or {}).items()}
-        self.captions = None if captions is None else _clean(captions)
-        self.labels = {k: np.asarray(v) for k, v in (labels or {}).items()}
-        self.ids = ids if ids is not None else [str(i) for i in range(n)]
-        self.parts = parts
+    name: str  # Of the data, for messages and records
+    n: int  # Number of images
+    size: int  # Side of the squares
+    split: str = None  # train, valid or test
+    captions: TextBuffer | list = None  # `TextBuffer`, or lists of strings
+    _: KW_ONLY
+    labels: dict = None  # Name -> array with `n` rows
+    ids: list = None  # Name of each image; their numbers by default
+    records: Callable = None  # Called with a row, returns a `Record` with further annotations
+    names: dict = None  # Name of a label -> names of its columns, or of its values
+    narratives: object = None  # `Narratives`, or another object with a row for each image, and `subset`
+    parts: list = None  # Part that the data itself assigns each image to: train, valid, test, or '' for none
+
+    def __post_init__(self):
+        self.names = {k: list(v) for k, v in (self.names or {}).items()}
+        self.captions = None if self.captions is None else _clean(self.captions)
+        self.labels = {k: np.asarray(v) for k, v in (self.labels or {}).items()}
+        self.ids = self.ids if self.ids is not None else [str(i) for i in range(self.n)]
         self._check()
 
     def _check(self):
@@ -419,14 +400,23 @@ class ImageTextDataset:
     def __iter__(self):
         return (self[i] for i in range(len(self)))
 
-    def images(self, idx: np.ndarray | list | range) -> tuple:
-        raise NotImplementedError
+    def images(
+        self,
+        idx: np.ndarray | list | range,  # Rows (b,)
+    ) -> tuple:  # uint8 (b,3,S,S), and height and width of each (b,2)
+        "Read the images of rows `idx`; a `CorruptImage` names a file that is damaged"
+        import torch  # here: processes that only draw scenes start without it
+
+        got = [self._one(int(i)) for i in idx]
+        images = np.stack([a for a, _ in got])
+        hw = np.array([hw for _, hw in got])
+        return torch.from_numpy(images).permute(0, 3, 1, 2), torch.tensor(hw)
 
     def _rows(self, idx, split):
         "Return the arguments that make a dataset of the rows `idx`, except for the pixels"
         idx = np.asarray(idx)
         caps = self.captions
-        rec = self._records
+        rec = self.records
         narratives = self.narratives
         return dict(
             split=split or self.split,
@@ -440,7 +430,7 @@ class ImageTextDataset:
         )
 
     def _record(self, i):
-        r = self._records(i) if self._records else Record(str(self.ids[i]))
+        r = self.records(i) if self.records else Record(str(self.ids[i]))
         if self.captions is not None:
             r.captions = self.captions[i]
         r.split = r.split or self.split
@@ -480,7 +470,7 @@ def annotate(
 ) -> ImageTextDataset:  # The same images and captions
     "Copy this dataset with more labels, and with other records if they are given"
     new = copy.copy(self)
-    new._records = records or self._records
+    new.records = records or self.records
     new.names = {**self.names, **(names or {})}
     new.labels = {**self.labels, **{k: np.asarray(v) for k, v in labels.items()}}
     new._check()
@@ -508,9 +498,9 @@ class ArrayDataset(ImageTextDataset):
         idx: np.ndarray | list | range,  # Rows (b,)
     ) -> tuple:  # uint8 (b,3,S,S), and height and width of each (b,2)
         "Read the images of rows `idx`"
-        idx = np.asarray(idx)
-        import torch  # here: processes that only draw scenes start without it
+        import torch
 
+        idx = np.asarray(idx)
         image = torch.from_numpy(np.ascontiguousarray(self.pixels[idx])).permute(0, 3, 1, 2)
         hw = torch.full((len(idx), 2), self.size) if self.hw is None else torch.as_tensor(self.hw[idx])
         return image, hw
@@ -554,10 +544,6 @@ def from_images(
     **kw,  # As for `ImageTextDataset`: `ids`, `labels`
 ) -> ArrayDataset:  # Their order is that of `images`
     "Make a dataset of images in memory, with captions; a `ValueError` if they are not as many"
-    if len(images) != len(captions):
-        raise ValueError(f'{name}: {len(images)} images, {len(captions)} captions')
-    if not len(images):
-        raise ValueError(f'{name}: not a single image')
     pixels, hw = zip(*(fit_square(_clear(image), size) for image in images))
     texts = [[c] if isinstance(c, str) else list(c) for c in captions]
     return cls(np.stack(pixels), name, np.array(hw), captions=texts, **kw)
@@ -608,18 +594,6 @@ class ImageFileDataset(ImageTextDataset):
             self._hw[i, 1] = hw[1]
             self._hw[i, 0] = hw[0]  # the height last: then the image is there
         return a, hw
-
-    def images(
-        self,
-        idx: np.ndarray | list | range,  # Rows (b,)
-    ) -> tuple:  # uint8 (b,3,S,S), and height and width of each (b,2)
-        "Read the images of rows `idx`; a `CorruptImage` names a file that is damaged"
-        import torch
-
-        got = [self._one(int(i)) for i in idx]
-        images = np.stack([a for a, _ in got])
-        hw = np.array([hw for _, hw in got])
-        return torch.from_numpy(images).permute(0, 3, 1, 2), torch.tensor(hw)
 
     def __getitem__(self, i: int) -> Record:
         r = self._record(i)
