@@ -13,6 +13,8 @@ import pickle
 import sys
 import textwrap
 import time
+from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass, field, replace
 
 import numpy as np
 import torch
@@ -25,7 +27,6 @@ from torch.utils.data._utils.signal_handling import _remove_worker_pids
 from ..core.fields import corrupt_limit
 from ..core.files import FilePath
 from ..core.plotting import show_images
-from ..core.registry import did_you_mean
 from ..core.seeding import hashed_uniform, rng, torch_rng
 from .collate import CaptionCollator
 from .records import CorruptImage, ImageTextDataset
@@ -34,16 +35,16 @@ from .transforms import EvalTransform, TrainTransform, denormalise
 from .workers import begin_worker, end_of_worker, open_file_limit, pack_batch, unpack_batch
 
 # %% ../../nbs/data/60_loader.ipynb #63ee3187
+@dataclass(eq=False, repr=False)
 class _Jobs(Dataset):
     "Dataset that a worker reads: (epoch, rows) -> a batch on the CPU, with images still uint8"
 
-    def __init__(self, source, collate, seed, train, flip_p):
-        self.source = source
-        self.collate = collate
-        self.seed = seed
-        self.train = train
-        self.flip_p = flip_p
-        self.bad = {}  # row -> reason: what this process found damaged
+    source: ImageTextDataset
+    collate: Callable
+    seed: int
+    train: bool
+    flip_p: float
+    bad: dict = field(default_factory=dict)  # row -> reason: what this process found damaged
 
     def __len__(self):
         return len(self.source)
@@ -92,96 +93,69 @@ class TooManyDamaged(ValueError):
     "More images cannot be read than `max_corrupt` allows"
 
 # %% ../../nbs/data/60_loader.ipynb #99311798
+@dataclass(eq=False, repr=False)
 class StatefulLoader:
     "Batches of a dataset as `(batch, batch)`; each is a function of seed, epoch and step alone"
 
-    # `parts`: micro-batches that a batch is cut into afterwards
-    n_inp = 1
-    parts = 1
+    source: ImageTextDataset  # Images with their annotations
+    bs: int = 64  # Images a batch, of all ranks together
+    tokenizer: Tokenizer = None  # Makes `tokens` and `lengths` from a caption of each image; that of `collate` by
+    # default
+    aug: Callable = None  # `TrainTransform`, `EvalTransform` or another function of (batch, key), or with `shares` of
+    # (batch, key, share); None leaves the bytes as they are
+    seed: int = 0  # Of order, captions, mirroring and views
+    _: KW_ONLY
+    train: bool = False  # Another order, caption and view in every epoch? Else the same in each
+    max_len: int = 30  # Most tokens of a caption
+    flip_p: float = 0.5  # Part of the images that are mirrored, where `aug` mirrors
+    workers: int = 0  # Processes that read ahead; 0 = none
+    device: str | torch.device = None  # Where batches go; by default the GPU if there is one
+    rank: int = 0  # Rank of this process
+    world_size: int = 1  # Number of processes
+    shuffle: bool = None  # Shuffle each epoch? By default only when training
+    substring: bool = False  # VirTex's exchange of left and right inside words
+    max_corrupt: int | float | str = None  # Stop when more images than this cannot be read: a number (20) or a share
+    # (.05), see `corrupt_limit`
+    timeout: float = 300  # Seconds to wait for the workers' next batch before they are given up
+    bucket: int = None  # Batches that are sorted by length of text together, when shuffled; 0 = not sorted, which is
+    # the default unless the dataset sets it
+    collate: Callable = None  # What is read beside each image: a function of (source, rows, when, seed, flip); by
+    # default captions, if there is a `tokenizer`
 
-    def __init__(
-        self,
-        source: ImageTextDataset,  # Images with their annotations
-        bs: int = 64,  # Images a batch, of all ranks together
-        tokenizer: Tokenizer = None,  # Makes `tokens` and `lengths` from a caption of each image; that of `collate` by
-        # default
-        aug=None,  # `TrainTransform`, `EvalTransform` or another function of (batch, key), or with
-        # `shares` of (batch, key, share); None leaves the bytes as they are
-        seed: int = 0,  # Of order, captions, mirroring and views
-        *,
-        train: bool = False,  # Another order, caption and view in every epoch? Else the same in each
-        max_len: int = 30,  # Most tokens of a caption
-        flip_p: float = 0.5,  # Part of the images that are mirrored, where `aug` mirrors
-        workers: int = 0,  # Processes that read ahead; 0 = none
-        device=None,  # Where batches go; by default the GPU if there is one
-        rank: int = 0,  # Rank of this process
-        world_size: int = 1,  # Number of processes
-        shuffle: bool = None,  # Shuffle each epoch? By default only when training
-        substring: bool = False,  # VirTex's exchange of left and right inside words
-        max_corrupt=None,  # Stop when more images than this cannot be read: a number (20) or a share (.05), see
-        # `corrupt_limit`
-        timeout: float = 300,  # Seconds to wait for the workers' next batch before they are given up
-        bucket: int = None,  # Batches that are sorted by length of text together, when shuffled; 0 = not sorted,
-        # which is the default unless the dataset sets it
-        collate=None,  # What is read beside each image: a function of (source, rows, when, seed, flip); by
-        # default captions, if there is a `tokenizer`
-    ):
-        self.source = source
-        self.bs = bs
-        self.tokenizer = tokenizer or getattr(collate, 'tokenizer', None)
-        self.aug = aug
-        self.seed = seed
-        self.train = train
-        self.collate = collate
-        self.max_len = max_len
-        self.flip_p = flip_p
-        self.substring = substring
-        self.workers = workers
-        self.rank = rank
-        self.world_size = world_size
-        # damaged: row -> reason
-        self.max_corrupt = max_corrupt
-        self.timeout = timeout
-        self.corrupt = {}
-        self.shuffle = train if shuffle is None else shuffle
-        self.bucket = getattr(source, 'bucket', 0) if bucket is None else bucket
-        self.device = torch.device(device or ('cuda' if torch.cuda.is_available() else 'cpu'))
+    n_inp = 1
+    parts = 1  # Micro-batches that a batch is cut into afterwards
+    on_wait = None  # Called with the seconds that the workers' next batch has been waited for
+
+    def __post_init__(self):
+        self.tokenizer = self.tokenizer or getattr(self.collate, 'tokenizer', None)
+        self.shuffle = self.train if self.shuffle is None else self.shuffle
+        self.bucket = getattr(self.source, 'bucket', 0) if self.bucket is None else self.bucket
+        self.device = torch.device(self.device or ('cuda' if torch.cuda.is_available() else 'cpu'))
+        self.corrupt = {}  # row of a damaged image -> what is wrong with it
         self.epoch = 0
         self.start = 0
         self.step = 0
         self._reader = None
         self._said = False  # that batches are not shared
-        self.on_wait = None  # Called with the seconds that the workers' next batch has been waited for
-        self._check()
-        if collate is None and self.tokenizer is not None:
-            collate = CaptionCollator(self.tokenizer, max_len, substring)
-        if hasattr(collate, 'check'):
-            collate.check(source)
-        if self.bucket and collate is not None and not hasattr(collate, 'lengths'):
-            raise ValueError(f'bucket={self.bucket}: {type(collate).__name__} has no `lengths` to sort by')
-        flips = train and getattr(aug, 'flips', False)
-        self._jobs = _Jobs(source, collate, seed, train, flip_p if flips else 0.0)
-
-    def _check(self):
-        "Refuse arguments that do not fit the data or each other"
         name = self.source.name
         n = len(self.source)
         if self.train and self.source.split == 'test':
             raise ValueError(f'{name}: a test split must not be trained on')
         if not n:
             raise ValueError(f'{name}: no images')
-        for k, low in dict(bs=1, world_size=1, workers=0, max_len=2, bucket=0).items():
-            if getattr(self, k) < low:
-                raise ValueError(f'{k}={getattr(self, k)}: at least {low}')
-        for k, high in dict(flip_p=1, rank=self.world_size - 1).items():
-            if not 0 <= getattr(self, k) <= high:
-                raise ValueError(f'{k}={getattr(self, k)}: from 0 to {high}')
-        corrupt_limit(n, self.max_corrupt)
-        if not self.timeout > 0:
-            raise ValueError(f'timeout={self.timeout}: seconds, more than 0')
         if n < self.world_size:
             raise ValueError(f'{name}: {n} images cannot be shared by {self.world_size} processes')
         check_share(self.bs, self.world_size)
+        corrupt_limit(n, self.max_corrupt)  # a value that is none is refused here
+        collate = self.collate
+        if collate is None and self.tokenizer is not None:
+            collate = CaptionCollator(self.tokenizer, self.max_len, self.substring)
+        if hasattr(collate, 'check'):
+            collate.check(self.source)
+        if self.bucket and collate is not None and not hasattr(collate, 'lengths'):
+            raise ValueError(f'bucket={self.bucket}: {type(collate).__name__} has no `lengths` to sort by')
+        flips = self.train and getattr(self.aug, 'flips', False)
+        self._jobs = _Jobs(self.source, collate, self.seed, self.train, self.flip_p if flips else 0.0)
 
     def __len__(self):
         return -(-len(self.source) // self.bs)
@@ -427,35 +401,24 @@ def one_batch(self: StatefulLoader) -> tuple:
     return self._ready(self._jobs[job], self.epoch, self.start)
 
 # %% ../../nbs/data/60_loader.ipynb #32e54f44
-_fields = (
-    'source bs tokenizer aug seed train max_len flip_p workers device rank world_size shuffle substring max_corrupt '
-    'timeout bucket collate'
-).split()
-
-
 @patch
 def new(
     self: StatefulLoader,
     source: ImageTextDataset = None,  # Another dataset; the same by default
-    **changes,  # Arguments of `StatefulLoader`; also fastai's `drop_last=False`
+    **changes,  # Arguments of `StatefulLoader`; also fastai's `drop_last`, which is ignored: no sample is dropped
 ) -> StatefulLoader:
     "Make a loader like this one, with some arguments changed, at the same place"
-    if changes.pop('drop_last', False):
-        raise ValueError('drop_last=True: this loader drops no sample')
-    if source is not None and not hasattr(source, 'images'):
+    changes.pop('drop_last', None)
+    if source is None:
+        source = self.source
+    elif not hasattr(source, 'images'):
         raise ValueError(
             f'source: a dataset of images is expected, not {type(source).__name__}; for single images '
             f'there is `predict`'
         )
-    for k in changes:
-        if k not in _fields:
-            raise did_you_mean('loader argument', k, _fields)
-    kw = {k: getattr(self, k) for k in _fields}
-    if 'train' in changes and 'shuffle' not in changes:
-        changes['shuffle'] = None
-    if source is not None:
-        changes['source'] = source
-    res = type(self)(**{**kw, **changes})
+    if 'train' in changes:
+        changes.setdefault('shuffle', None)
+    res = replace(self, source=source, **changes)
     if len(res) == len(self):
         res.epoch = self.epoch
         res.start = self.start
