@@ -103,7 +103,7 @@ def test_a_store_of_another_part_of_coco_is_refused(tmp_path):
     both = write_regions(tmp_path / 'coco', tmp_path / 'both', Colours(), {}, log=quiet)
     for part in ('train2017', 'val2017'):
         d = dataset(tmp_path / 'coco' / part)
-        rows = RegionReader('files', both.folder)._of_store(d)
+        rows, _ = RegionReader('files', both.folder)._of_store(d)
         assert [both.ids[r] for r in rows] == [f'{part}/{n}' for n in names]
     with pytest.raises(ValueError, match='000000000001.jpg might be train2017/000000000001.jpg, val2017/'):
         both.rows(names)

@@ -227,17 +227,12 @@ def corrupt_limit(
     value = maximum
     if isinstance(maximum, str):
         try:
-            value = (
-                float(maximum[:-1]) / 100
-                if maximum.endswith('%')
-                else float(maximum)
-                if set(maximum) & set('.e')
-                else int(maximum)
-            )
+            value = int(maximum) if maximum.isdecimal() else float(maximum.removesuffix('%'))
         except ValueError:
             value = -1
-    whole = isinstance(value, int) and not isinstance(value, bool) and value >= 0
-    if whole:
+        if maximum.endswith('%'):
+            value /= 100
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         return value
     if not (isinstance(value, float) and 0 <= value <= 1):
         raise ValueError(f'max_corrupt={maximum}: a number of images (20) or a share of them (0.05, 5%)')

@@ -31,7 +31,7 @@ from fastcore.basics import patch
 from PIL import Image
 from torch import Tensor
 
-from ..core.fields import Choice, Int
+from ..core.fields import Choice, Int, corrupt_limit
 from vlrep.core.files import (
     FilePath,
     atomic_file,
@@ -46,7 +46,7 @@ from vlrep.core.files import (
 )
 from ..core.progress import progress
 from ..core.run_facts import check_types
-from .box_files import BoxFile
+from .box_files import BoxFile, read_padded
 from .image_files import some_of
 from .lmdb_files import lmdb_items
 from .mapped_arrays import GrowingArray, MappedNames
@@ -248,10 +248,10 @@ class RegionWriter:
         for n, line in enumerate(lines[1:], 2):
             try:
                 checksum, entry = parse_json(line)
-                damaged = checksum != zlib.crc32(json.dumps(entry).encode())
+                corrupt = checksum != zlib.crc32(json.dumps(entry).encode())
             except (ValueError, TypeError):
-                damaged = True
-            if damaged:
+                corrupt = True
+            if corrupt:
                 raise ValueError(f'{self._journal}, line {n}: damaged: {brief(line.strip())}; remove {self.partial}')
             self._remember(*entry)
 
@@ -386,12 +386,13 @@ def _open_columns(folder, index):
         sides=('<i4', (n, 2)),
         looks=('|u1', (n, 3 * _POINTS**2)),
     )
-    cols = {k: np.broadcast_to(np.zeros((), specs[k][0]), specs[k][1]) for k in ('sides', 'looks')}  # not known
-    for name in index['files']:
-        path = folder / name
-        dtype, shape = specs[path.stem]
+    cols = {}
+    for name, (dtype, shape) in specs.items():
+        path = folder / f'{name}.npy'
+        if name in ('probs', 'sides', 'looks') and path.name not in index['files']:
+            continue  # the store has none
         try:
-            cols[path.stem] = a = np.load(path, mmap_mode='r', allow_pickle=False)
+            cols[name] = a = np.load(path, mmap_mode='r', allow_pickle=False)
         except Exception as e:  # numpy reads the header as Python
             raise ValueError(f'{path}: damaged ({e})') from None
         if a.dtype.str != dtype or a.ndim != len(shape) or shape not in ((None,), a.shape):
@@ -513,27 +514,17 @@ def read(
     boxes: bool = False,  # Boxes and counts alone?
 ) -> dict:  # region_boxes (b,n,4), region_counts (b,), region_feats (b,n,d), and region_probs (b,n,c) if it has them
     "Read the regions of some images, as float32 copies padded with zeros at the end"
-    rows = np.arange(len(self))[np.asarray(rows, np.int64)]
-    names = dict(boxes='region_boxes')
+    columns = dict(region_boxes=self.cols['boxes'])
     if not boxes:
-        names |= dict(features='region_feats', probs='region_probs')
         self._compare(rows)
-    first = self.offsets[rows]
-    counts = self.offsets[rows + 1] - first
-    if max_regions is not None:
-        counts = np.minimum(counts, max_regions)
-    shape = len(rows), max(1, int(counts.max(initial=0)))
-    out = {}
-    for name, key in names.items():
-        if name not in self.cols:
-            continue
-        column = self.cols[name]
-        out[key] = np.zeros((*shape, column.shape[1]), np.float32)
-        for i, (a, k) in enumerate(zip(first.tolist(), counts.tolist())):
-            out[key][i, :k] = column[a : a + k]
+        columns['region_feats'] = self.cols['features']
+        if 'probs' in self.cols:
+            columns['region_probs'] = self.cols['probs']
+    out = read_padded(columns, self.offsets, rows, max_regions)
     if 'region_probs' in out and self.index['dtype'] == '<f2':  # rounded: they add up to 1 only nearly
-        out['region_probs'] /= out['region_probs'].sum(2, keepdims=True).clip(1e-9)
-    return dict(region_counts=torch.from_numpy(counts), **{k: torch.from_numpy(a) for k, a in out.items()})
+        probs = out['region_probs'].numpy()
+        probs /= probs.sum(2, keepdims=True).clip(1e-9)
+    return out
 
 
 @patch
@@ -547,7 +538,7 @@ def check(self: RegionStore) -> None:
 @patch
 def _compare(self: RegionStore, rows):
     "Compare the checksums of images that were not read before; a `ValueError` names one whose regions have changed"
-    for i in np.unique(np.asarray(rows, np.int64)).tolist():
+    for i in np.unique(np.arange(len(self))[np.asarray(rows, np.int64)]).tolist():
         if self._sound[i]:
             continue
         a, b = self.offsets[i : i + 2]
@@ -572,6 +563,8 @@ def check_pictures(
 
     A store that has kept neither sizes nor thumbnails passes
     """
+    sides = self.cols.get('sides', np.zeros((len(self), 2)))  # zeros: not known
+    looks = self.cols.get('looks', np.zeros((len(self), 1)))
     odd = []
     n = 0
     for i in np.unique(np.linspace(0, len(rows) - 1, min(32, len(rows))).round().astype(int)).tolist():
@@ -581,7 +574,7 @@ def check_pictures(
             continue
         n += 1
         k = int(rows[i])
-        if not _alike(self.cols['sides'][k], self.cols['looks'][k], image):
+        if not _alike(sides[k], looks[k], image):
             odd.append(name(i))
     if 10 * len(odd) > n:
         raise ValueError(
@@ -688,7 +681,7 @@ def _whole(x, low, what):
 
 
 def _numbers(x, k, what, padded=False):
-    """Convert an array, the bytes of one, or these in base64, to float32 (k,...)
+    """Convert an array, the bytes of one, or these in base64, to float32 (k,...); k: None if all rows are real
 
     padded: further rows may follow, which are not real; else a `ValueError` unless they are zeros
     """
@@ -708,7 +701,7 @@ def _numbers(x, k, what, padded=False):
             a = np.asarray(x).astype(np.float32, casting='same_kind')
     except (TypeError, ValueError):
         raise ValueError(f'{what} is {brief(x)}, expected an array of numbers') from None
-    if a.ndim != 2 or len(a) < k:
+    if a.ndim != 2 or k is not None and len(a) < k:
         raise ValueError(f'{what}: {a.shape} for {k} regions')
     if not padded and a[k:].any():
         raise ValueError(f'{what}: {len(a)} rows, but num_boxes is {k}')
@@ -741,12 +734,8 @@ def _regions_of(item, classes=0):
     w = _whole(w, 1, 'image_w')
     h = _whole(h, 1, 'image_h')
     k = _field(item, 'num')
-    if k is None:
-        if isinstance(feats, (bytes, str)):
-            raise ValueError('has no num_boxes')
-        k = len(_numbers(feats, 0, 'features', padded=True))
-    k = _whole(k, 0, 'num_boxes')
-    feats = _numbers(feats, k, 'features', padded=True)
+    feats = _numbers(feats, None if k is None else _whole(k, 0, 'num_boxes'), 'features', padded=True)
+    k = len(feats)
     boxes = _numbers(boxes, k, 'boxes')
     if boxes.shape[1] != 4:
         raise ValueError(f'boxes: {boxes.shape}, four numbers each are expected')
@@ -822,8 +811,7 @@ def convert_regions(
     max_regions: int = None,  # Most regions of each image, the first ones
     classes: int = 0,  # How many there are, if it is known; where a region has a class number alone, it must be
     names: list = (),  # Of the classes
-    max_corrupt: float | Callable = 0.0,  # Part of the images, or (images) -> how many, that may be unreadable and left
-    # out
+    max_corrupt: int | float | str = 0,  # How many images may be unreadable and left out, see `corrupt_limit`
     log: Callable = print,  # Called with what was written; None for no message
 ) -> RegionStore:
     "Write stored regions from published ones; a `ValueError` names the file that is damaged or of another width"
@@ -863,8 +851,7 @@ def convert_regions(
                 raise ValueError(f'{where}: {e}') from None
             empty += gone
             scaled += off
-        limit = max_corrupt(n) if callable(max_corrupt) else max_corrupt * n
-        if len(lost) > limit:
+        if len(lost) > corrupt_limit(n, max_corrupt):
             raise ValueError(f'{len(lost)} of {n} images are damaged: {next(iter(lost.values()))}')
         if writer is None:
             raise ValueError(f'{source}: not a single image with regions')

@@ -202,8 +202,7 @@ def _converted(folder, out, classes, max_corrupt, **kw):
     "Convert a published store; `classes` are counted or named"
     names = [] if classes is None or str(classes).isdecimal() else read_labels(classes, '--classes')
     n = len(names) or int(classes or 0)
-    max_regions = 0.0 if max_corrupt is None else lambda n: corrupt_limit(n, max_corrupt)
-    return convert_regions(folder, out, classes=n, names=names, max_corrupt=max_regions, **kw)
+    return convert_regions(folder, out, classes=n, names=names, max_corrupt=max_corrupt or 0, **kw)
 
 
 def make_regions(
