@@ -39,12 +39,11 @@ def rng(
 # %% ../../nbs/core/00_seeding.ipynb #e706abb8
 def torch_rng(
     *key,  # What the numbers are for
-    device: 'str|torch.device' = 'cpu',  # Where the numbers are drawn
-) -> 'torch.Generator':  # A fresh PyTorch generator
+) -> 'torch.Generator':  # A fresh PyTorch generator on the CPU
     "PyTorch's generator for `key`: the same key, the same numbers"
     import torch  # here, so that processes which only draw scenes start without it
 
-    return torch.Generator(device).manual_seed(seed_of(*key))
+    return torch.Generator().manual_seed(seed_of(*key))
 
 # %% ../../nbs/core/00_seeding.ipynb #1c12f18f
 def hashed_uniform(

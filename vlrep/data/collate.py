@@ -18,20 +18,14 @@ from .tokenizer import Tokenizer, choose_normalisation, pad_tokens
 from .transforms import ENGLISH_SIDES, swap_left_right
 
 # %% ../../nbs/data/50_collate.ipynb #243f6483
+@dataclass(eq=False, repr=False)
 class CaptionCollator:
     "Collator of one caption per image as tokens, left and right exchanged where the image is mirrored"
 
-    def __init__(
-        self,
-        tokenizer: Tokenizer,  # Cuts captions into tokens
-        max_len: int = 30,  # Most tokens of a caption (VirTex code)
-        substring: bool = False,  # VirTex's exchange of left and right inside words
-        sides: tuple = ENGLISH_SIDES,  # Words that a mirror exchanges, see `mirror_pairs`
-    ):
-        self.tokenizer = tokenizer
-        self.max_len = max_len
-        self.substring = substring
-        self.sides = sides
+    tokenizer: Tokenizer  # Cuts captions into tokens
+    max_len: int = 30  # Most tokens of a caption (VirTex code)
+    substring: bool = False  # VirTex's exchange of left and right inside words
+    sides: tuple = ENGLISH_SIDES  # Words that a mirror exchanges, see `mirror_pairs`
 
     def check(
         self,
@@ -116,6 +110,12 @@ class TokenCounts:
     lengths: list  # Tokens of each, special ones included
 
 
+def _spread(texts, n):
+    "Choose up to `n` strings of a `TextBuffer`, spread over all: a range"
+    total = len(texts.ends) - 1
+    return range(0, total, max(1, -(-total // n)))
+
+
 def count_tokens(
     collate: CaptionCollator,  # With `all_texts`, `uncut` and `max_len`
     source: ImageTextDataset,  # Images
@@ -123,9 +123,8 @@ def count_tokens(
 ) -> TokenCounts:
     "Count cut texts and unknown tokens"
     texts = collate.all_texts(source)
-    total = len(texts.ends) - 1
-    at = range(0, total, max(1, -(-total // max_texts)))
-    out = TokenCounts(total, len(at), 0, 0, 0, 0, 0, [])
+    at = _spread(texts, max_texts)
+    out = TokenCounts(len(texts.ends) - 1, len(at), 0, 0, 0, 0, 0, [])
     for k in range(0, len(at), 1000):
         some = [texts.string(i) for i in at[k : k + 1000]]
         out.missing += sum(t.strip().lower() in ('nan', 'none', 'null', '<na>') for t in some)
@@ -184,9 +183,6 @@ def token_lines(
     return lines
 
 # %% ../../nbs/data/50_collate.ipynb #cc00ba26
-_SAMPLE = 5000  # Captions by which the language is told
-
-
 def mirroring_line(
     recipe: 'MethodRecipe',  # With `mirror_words` and `flip_p`
     collate: CaptionCollator,  # Of the method
@@ -199,11 +195,8 @@ def mirroring_line(
     if not hasattr(collate, 'all_texts') or not getattr(collate, 'swap_sides', True):
         return ''
     texts = collate.all_texts(train)
-    if texts is None or not len(texts.ends) - 1:
-        return ''
-    total = len(texts.ends) - 1
-    at = range(0, total, max(1, -(-total // _SAMPLE)))
-    share = english_share(map(texts.string, at))
+    at = () if texts is None else _spread(texts, 5000)
+    share = english_share(map(texts.string, at)) if at else 1.0
     if share >= 0.5:
         return ''
     return (

@@ -8,6 +8,8 @@ __all__ = ['TfidfVectors', 'ConceptTargets', 'word_targets', 'cluster_targets', 
 
 # %% ../../nbs/data/54_concept_targets.ipynb #e7b1487f
 import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
@@ -23,8 +25,6 @@ class TfidfVectors:
     def __init__(
         self,
         texts: 'Iterable[str]',  # Captions that words and directions are fitted to
-        width: int = 64,  # Directions; fewer if there are not so many words
-        seed: int = 0,  # Of the decomposition
         how: str = 'nfkd',  # As for `normalise`
     ):
         from sklearn.decomposition import TruncatedSVD
@@ -32,7 +32,7 @@ class TfidfVectors:
 
         self.vocabulary = TfidfVectorizer(analyzer=partial(plain_words, how=how), dtype=np.float32)
         x = self.vocabulary.fit_transform(texts)
-        self.svd = TruncatedSVD(max(1, min(width, x.shape[1] - 1)), random_state=seed).fit(x)
+        self.svd = TruncatedSVD(max(1, min(64, x.shape[1] - 1)), random_state=0).fit(x)
 
     def __call__(
         self,
@@ -43,22 +43,15 @@ class TfidfVectors:
         return x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)
 
 # %% ../../nbs/data/54_concept_targets.ipynb #50db6c06
+@dataclass(eq=False, repr=False)
 class ConceptTargets:
     "The tags that images can have, and which of them the images of a dataset have"
 
-    def __init__(
-        self,
-        names: list,  # Of the tags (k)
-        find: callable,  # Dataset -> a list for each image of (number of a tag, its value)
-        mirror: np.ndarray = None,  # Number of each tag in a mirrored image, -1: it has none (k,); None: nothing
-        # changes
-        soft: bool = False,  # Are the values probabilities? Else all are 1
-    ):
-        self.names = names
-        self.find = find
-        self.mirror = mirror
-        self.soft = soft
-        self._found = []
+    names: list  # Of the tags (k)
+    find: Callable  # Dataset -> a list for each image of (number of a tag, its value)
+    mirror: np.ndarray = None  # Number of each tag in a mirrored image, -1: it has none (k,); None: nothing changes
+    soft: bool = False  # Are the values probabilities? Else all are 1
+    _found: object = field(default_factory=weakref.WeakKeyDictionary, init=False)
 
     def __len__(self):
         return len(self.names)
@@ -68,16 +61,13 @@ class ConceptTargets:
         dataset: ImageTextDataset,  # Any, with what the tags are made of
     ) -> tuple:  # Where each image begins (n+1,), numbers of tags (m,), values (m,)
         "List the tags of all images, one after the other; they are looked for once, as long as the dataset is in use"
-        self._found = [(ref, t) for ref, t in self._found if ref() is not None]
-        for ref, table in self._found:
-            if ref() is dataset:
-                return table
-        lists = self.find(dataset)
-        rows = np.cumsum([0, *map(len, lists)])
-        flat = [o for l in lists for o in l]
-        table = rows, np.array([k for k, _ in flat], np.int64), np.array([v for _, v in flat], np.float32)
-        self._found.append((weakref.ref(dataset), table))
-        return table
+        if dataset not in self._found:
+            lists = self.find(dataset)
+            rows = np.cumsum([0, *map(len, lists)])
+            flat = [o for l in lists for o in l]
+            values = np.array([v for _, v in flat], np.float32)
+            self._found[dataset] = rows, np.array([k for k, _ in flat], np.int64), values
+        return self._found[dataset]
 
 
 def _read(dataset, low, high, how):
@@ -109,7 +99,6 @@ def cluster_targets(
     high: int = 25,  # As for `word_targets`
     *,
     vectors: callable = None,  # Captions -> (m,d); `TfidfVectors` of the dataset's by default
-    seed: int = 0,  # Of the first centres
     how: str = 'nfkd',  # As for `normalise`
 ) -> ConceptTargets:
     "TP_Cluster: the clusters that an image's captions lie in; a `ValueError` if there are fewer captions than clusters"
@@ -120,12 +109,12 @@ def cluster_targets(
         raise ValueError(
             f'top_k={k}: the number of clusters must be from 1 to {len(set(texts))}, the number of different captions'
         )
-    vectors = vectors or TfidfVectors(texts, seed=seed, how=how)
+    vectors = vectors or TfidfVectors(texts, how)
     x = np.asarray(vectors(texts), np.float32)
     if len(x) > 20_000:
-        means = MiniBatchKMeans(k, n_init=1, random_state=seed, batch_size=4096)
+        means = MiniBatchKMeans(k, n_init=1, random_state=0, batch_size=4096)
     else:
-        means = KMeans(k, n_init=1, random_state=seed)
+        means = KMeans(k, n_init=1, random_state=0)
     means.fit(x)
 
     def find(dataset):
@@ -146,15 +135,12 @@ def topic_targets(
     low: int = 3,
     high: int = 25,  # As for `word_targets`
     *,
-    seed: int = 0,  # Of the first topics
     how: str = 'nfkd',  # As for `normalise`
 ) -> ConceptTargets:
     "TP_LDA: topics of the captions of an image taken together, without stop words, by latent Dirichlet allocation"
     from sklearn.decomposition import LatentDirichletAllocation
     from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS, CountVectorizer
 
-    if k < 1:
-        raise ValueError(f'top_k={k}: the number of topics must be at least 1')
     counter = CountVectorizer(analyzer=lambda t: [w for w in plain_words(t, how) if w not in ENGLISH_STOP_WORDS])
 
     def whole(dataset):
@@ -163,7 +149,7 @@ def topic_targets(
     texts = whole(dataset)
     if not any(texts):
         raise ValueError(f'{dataset.name}: no caption has {low} to {high} words: there are no topics')
-    lda = LatentDirichletAllocation(k, random_state=seed, learning_method='online' if len(texts) > 5000 else 'batch')
+    lda = LatentDirichletAllocation(k, random_state=0, learning_method='online' if len(texts) > 5000 else 'batch')
     try:
         counts = counter.fit_transform(texts)
     except ValueError:
@@ -209,7 +195,6 @@ class ConceptCollator:
     ):
         self.fit = fit
         self.targets = None
-        self._tables = []
 
     def check(
         self,
@@ -226,11 +211,7 @@ class ConceptCollator:
         "List where each image begins (n+1,), numbers of tags (m,), values (m,)"
         if self.targets is None:
             self.targets = self.fit(source)
-        for known, table in self._tables:
-            if known is source:
-                return table
-        self._tables.append((source, self.targets.table(source)))
-        return self._tables[-1][1]
+        return self.targets.table(source)
 
     def rows(
         self,

@@ -19,18 +19,16 @@ from .records import ImageTextDataset
 # %% ../../nbs/data/20_duplicates.ipynb #85e5418c
 def thumbnails(
     dataset: ImageTextDataset,  # Images
-    side: int = 12,  # Points along each side
-    chunk: int = 256,  # Images at a time
-) -> tuple:  # Thumbnails of mean 0 and length 1 (n,side*side*3) float32, and a hash of the pixels of each
+) -> tuple:  # Thumbnails of 12 x 12 points, of mean 0 and length 1 (n,432) float32, and a hash of the pixels of each
     "Make a thumbnail of each image, for comparison, and hash its pixels"
     out = []
     codes = []
-    for a in progress(range(0, len(dataset), chunk), label='thumbnails'):
-        image, hw = dataset.images(np.arange(a, min(a + chunk, len(dataset))))
+    for a in progress(range(0, len(dataset), 256), label='thumbnails'):
+        image, hw = dataset.images(np.arange(a, min(a + 256, len(dataset))))
         image = image.permute(0, 2, 3, 1).numpy()
         for x, (h, w) in zip(image, np.asarray(hw)):
             x = np.ascontiguousarray(x[:h, :w])
-            out.append(np.asarray(Image.fromarray(x).resize((side, side), Image.BOX), np.float32))  # means of cells
+            out.append(np.asarray(Image.fromarray(x).resize((12, 12), Image.BOX), np.float32))  # means of cells
             codes.append(hashlib.blake2b(x, digest_size=16, person=f'{h} {w}'.encode()).digest())
     t = np.stack(out).reshape(len(out), -1)
     t -= t.mean(1, keepdims=True)
@@ -72,7 +70,6 @@ def duplicates(
     train: ImageTextDataset,  # Training set
     test: ImageTextDataset,  # Test set; of the same size in pixels
     alike: float = 0.95,  # Least cosine of the thumbnails of nearly equal images, from -1 to 1
-    chunk: int = 2048,  # Images at a time
 ) -> Duplicates:  # `print` it; its length is the number of pairs of images
     "Find the images and captions that two datasets have in common"
     if train.size != test.size:
@@ -86,8 +83,8 @@ def duplicates(
         at[c].append(i)
     for j, c in enumerate(uc):
         same += [(train.ids[i], test.ids[j]) for i in at.get(c, ())]
-    for a in progress(range(0, len(t), chunk), label='pictures alike'):
-        s = t[a : a + chunk] @ u.T
+    for a in progress(range(0, len(t), 2048), label='pictures alike'):
+        s = t[a : a + 2048] @ u.T
         for i, j in zip(*np.nonzero(s >= alike)):
             if tc[a + i] != uc[j]:
                 near.append((train.ids[a + i], test.ids[j], float(s[i, j])))

@@ -75,10 +75,6 @@ def mask_tokens(
     salt: int = 0,  # Another salt, other masked tokens
 ) -> tuple:  # Input tokens (b,s); targets, -100 where there is none (b,s)
     "Mask tokens of captions (virtex code; BERT sec. 3.1)"
-    if not first < vocab:
-        raise ValueError(f'vocab={vocab}: no words beside the {first} special ids')
-    if not 0 < share <= 1:
-        raise ValueError(f'share={share}: a part, above 0 and at most 1')
     which, fate, word = caption_uniform(tokens, lengths, 3, salt)
     place = torch.arange(tokens.shape[1], device=tokens.device)
     word_counts = (lengths - 2).clamp(min=0)[:, None]

@@ -178,10 +178,6 @@ class Narratives:
         "Count the narratives of each image"
         return np.diff(self.rows)
 
-    def traced(self) -> np.ndarray:  # One for each narrative, image after image, bool (m,)
-        "Mark the narratives that have a trace"
-        return np.diff(self.cols['t'].ends)[self.at] > 0
-
     @property
     def nbytes(self) -> int:
         "Count the bytes in memory, which subsets share"
@@ -245,10 +241,7 @@ def __getitem__(
     i: int,  # Row
 ) -> list:  # Of `Narrative`
     "Return the narratives of image `i`"
-    i = int(i)
-    if not -len(self) <= i < len(self):
-        raise IndexError(i)
-    i %= len(self)
+    i = range(len(self))[i]
     return [self.one(k) for k in self.at[self.rows[i] : self.rows[i + 1]]]
 
 

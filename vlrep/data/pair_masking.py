@@ -20,8 +20,6 @@ def mask_words(
     share: float = 0.15,  # Probability that a word is chosen
 ) -> tuple:  # Input tokens (b,s); targets, -1 where there is none (b,s)
     "Mask words as BERT does, each independently: 80 % [MASK], 10 % any token, 10 % as they are"
-    if not 0 <= share <= 1:
-        raise ValueError(f'share={share}: a chance, from 0 to 1')
     which, fate, word = salted_uniform(salt, tokens.shape[1], 3)
     special = torch.tensor([tokenizer.sos, tokenizer.eos, tokenizer.pad], device=tokens.device)
     inside = sequence_mask(lengths, tokens.shape[1]) & ~torch.isin(tokens, special)
@@ -39,9 +37,6 @@ def mask_regions(
     zeroed: float = 0.9,  # Part of the chosen ones whose features become zero
 ) -> tuple:  # New features (b,n,d); which regions are masked (b,n) bool
     "Mask regions in a copy of their features"
-    for k, v in dict(share=share, zeroed=zeroed).items():
-        if not 0 <= v <= 1:
-            raise ValueError(f'{k}={v}: a chance, from 0 to 1')
     which, fate = salted_uniform(salt ^ 0x5265676F, feats.shape[1], 2)  # others than those of the words
     chosen = (which < share) & sequence_mask(counts, feats.shape[1])
     return feats.masked_fill((chosen & (fate < zeroed))[..., None], 0.0), chosen

@@ -10,6 +10,7 @@ import itertools
 import json
 import os
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 from ..core.files import FilePath, brief, locked, write_error
@@ -97,21 +98,11 @@ def _captions(datasets, limit):
 
 def _whole_lines(path, log):
     "Cut a torn last line off"
-    if not path.exists():
-        return
-    with open(path, 'r+b') as f:
-        size = end = f.seek(0, 2)
-        while end:  # back to the last line feed
-            start = max(0, end - (1 << 16))
-            f.seek(start)
-            at = f.read(end - start).rfind(b'\n')
-            end = start + at + 1 if at >= 0 else start
-            if at >= 0:
-                break
-        if end == size:
-            return
-        f.truncate(end)
-    log(f'{path}: the last line was torn, and is written again')
+    data = path.read_bytes() if path.exists() else b''
+    end = data.rfind(b'\n') + 1
+    if end < len(data):
+        os.truncate(path, end)
+        log(f'{path}: the last line was torn, and is written again')
 
 
 def _done(path, todo, ways):
@@ -166,10 +157,6 @@ def write_paraphrases(
     for d in datasets:
         if d.captions is None:
             raise ValueError(f'{d.name}: has no captions to paraphrase')
-    if not ways:
-        raise ValueError('ways: not a single language to translate into')
-    if batch < 1:
-        raise ValueError(f'batch={batch}: at least 1 sentence at a time')
     with locked(path.with_name(f'.{path.name}.lock'), str(path)):
         _whole_lines(path, log)
         todo = _captions(datasets, limit)
@@ -225,16 +212,12 @@ def _lines(path):
         raise ValueError(f'{e}; run the same vlrep paraphrase again to continue' if torn else str(e)) from None
 
 # %% ../../nbs/data/55_paraphrases.ipynb #2558ad35
+@dataclass(eq=False, repr=False)
 class Paraphrases:
     "Paraphrases of captions"
 
-    def __init__(
-        self,
-        paraphrases: dict,  # Caption -> dict of language -> text
-        name: str = 'paraphrases',  # Where they come from, for messages
-    ):
-        self.by_caption = paraphrases
-        self.name = name
+    by_caption: dict  # Caption -> dict of language -> text
+    name: str = 'paraphrases'  # Where they come from, for messages
 
     def __len__(self):
         return len(self.by_caption)

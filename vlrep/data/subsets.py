@@ -22,8 +22,6 @@ def take_part(
     seed: int = 0,  # Another seed gives another part; with one seed, smaller parts lie within larger ones
 ) -> ImageTextDataset:  # In the order of `dataset`
     "Take a random part of the images (VirTex sec. 4.2), by their ids: another image changes it by one image at most"
-    if not 0 < part <= 1:
-        raise ValueError(f'part={part}: more than 0 and at most 1')
     order = np.argsort(uniform_by_name(dataset.ids, seed, 'part'), kind='stable')
     return dataset.subset(np.sort(order[: max(1, round(part * len(dataset)))]))
 
@@ -35,8 +33,6 @@ def limit_captions(
     # larger
 ) -> ImageTextDataset:  # Captions in their old order
     "Keep at most `n` captions of each image, chosen once and for all"
-    if n < 1:
-        raise ValueError(f'n={n}: at least 1 caption')
     if dataset.captions is None:
         raise ValueError(f'{dataset.name}: has no captions')
     c = dataset.captions

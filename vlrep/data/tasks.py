@@ -48,8 +48,6 @@ class TaskDataset(ImageTextDataset):
         for what, v in dict(texts=first, second=second, answers=answers, kinds=kinds).items():
             if v is not None and len(v) != n:
                 raise ValueError(f'{name}: {len(v)} {what} for {n} examples')
-        if self.rows.min() < 0 or self.rows.max() >= len(base):
-            raise ValueError(f'{name}: rows of images up to {self.rows.max()}, but there are {len(base)} images')
         texts = TextBuffer(map(clean_text, [a] if second is None else [a, second[i]]) for i, a in enumerate(first))
         super().__init__(name, n, base.size, split or base.split, texts, ids=ids)
         self.answers = answers if answers is None or isinstance(answers, TextBuffer) else TextBuffer(answers)
@@ -133,8 +131,6 @@ def with_targets(
     new = copy.copy(self)
     at = {c: k for k, c in enumerate(classes)}
     new.classes = list(classes)
-    if len(at) < len(classes):
-        raise ValueError(f'labels: {len(classes) - len(at)} of {len(classes)} are there twice')
     if self.answers is None:
         return new
     ends = [0]

@@ -31,13 +31,7 @@ def encode_pairs(
     max_len: int = 128,  # Most tokens of a row, the special ones included (VisualBERT code)
 ) -> dict:  # `tokens`, `segments` (b,s), `lengths`, and `cut`, the tokens that were left out (b,); int64
     "Texts, or pairs of texts, as tokens with segments; a `ValueError` if there is not a second text for each first one"
-    if max_len < 5:
-        raise ValueError(f'max_len={max_len}: a pair needs at least 5 places, 3 of them for special tokens')
-    if isinstance(first, str):
-        raise ValueError('first: a list of texts is expected, not one string')
-    seconds = [None for _ in first] if second is None else list(second)
-    if len(seconds) != len(first):
-        raise ValueError(f'second: {len(seconds)} texts for {len(first)} first ones')
+    seconds = [None for _ in first] if second is None else second
 
     def ids(texts):
         return [t[1:-1] for t in tokenizer.encode(texts, 1 << 30)]
@@ -47,7 +41,7 @@ def encode_pairs(
     rows = []
     kinds = []
     cut = []
-    for x, y, t in zip(a, b, seconds):
+    for x, y, t in zip(a, b, seconds, strict=True):
         p, q = _shortened(x, y, max_len - 2 if t is None else max_len - 3)
         before = [tokenizer.sos, *p, tokenizer.eos]
         after = [] if t is None else [*q, tokenizer.eos]

@@ -19,7 +19,6 @@ import torch
 from fastcore.basics import patch
 
 from ..core.files import FilePath
-from ..core.registry import did_you_mean
 from ..core.writing_systems import clean_text
 from .wordpiece import BaseTokenizer, WordPieceTokenizer
 
@@ -180,13 +179,9 @@ def train(
     how: str = 'auto',  # As for `normalise`; auto: see `choose_normalisation`
 ) -> Tokenizer:
     "Train a tokenizer on `texts`; the same texts give the same bytes"
-    if isinstance(texts, str):
-        raise ValueError('texts: an iterable of captions is expected, not one string')
     texts = list(texts)
     if how == 'auto':
         how = choose_normalisation(texts)[0]
-    if how not in NORMALISATIONS:
-        raise did_you_mean('normalise', how, ('auto', *NORMALISATIONS))
     texts = [t for t in (normalise(t, how) for t in texts) if t]
     if not texts:
         raise ValueError('texts: no captions to learn tokens from')

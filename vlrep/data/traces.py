@@ -9,8 +9,6 @@ __all__ = ['TRACE_RENDERINGS', 'render_traces']
 import torch
 from torch import Tensor
 
-from ..core.registry import did_you_mean
-
 # %% ../../nbs/data/45_traces.ipynb #f8824368
 def _expand(n):
     "Return for every item of groups of sizes `n` (k,) the index of its group and its position in the group"
@@ -154,20 +152,6 @@ def _lines(trace, g, i, start, end, *, draw):
 def _filled(x, dim):
     return (x.cumsum(dim) > 0) & (x.flip(dim).cumsum(dim).flip(dim) > 0)  # first to last
 
-
-def _sides(trace, span, grid, how):
-    "Height and width of the grid; a `ValueError` if anything does not fit"
-    if how not in TRACE_RENDERINGS:
-        raise did_you_mean('how', how, TRACE_RENDERINGS)
-    if trace.dim() != 3 or trace.shape[2] != 4 or span.dim() != 3 or span.shape[2] != 2 or len(trace) != len(span):
-        raise ValueError(
-            f'trace (b,n,4) and span (b,s,2) are expected, not {tuple(trace.shape)} and {tuple(span.shape)}'
-        )
-    h, w = grid if isinstance(grid, (tuple, list)) else (grid, grid)
-    if not 1 <= min(h, w) <= max(h, w) <= 256:
-        raise ValueError(f'grid={grid}: 1 to 256 cells a side are expected')
-    return h, w
-
 # %% ../../nbs/data/45_traces.ipynb #e23c82da
 def render_traces(
     trace: Tensor,  # x, y as parts of the view, t in seconds, 1. if the pen drew from the point before (b,n,4)
@@ -176,7 +160,7 @@ def render_traces(
     how: str = 'polyline',  # What a trace covers, one of `TRACE_RENDERINGS`
 ) -> Tensor:  # Which cells each token's part of the trace covers, bool (b,s,h,w)
     "Draw the part of the trace that belongs to each token as a mask (LocTex sec. 3.4); t <= -1e6 is padding"
-    h, w = _sides(trace, span, grid, how)
+    h, w = grid if isinstance(grid, (tuple, list)) else (grid, grid)
     span = span.to(trace.device)
     which, row, col = _groups(span)
     n = len(row)

@@ -9,6 +9,7 @@ __all__ = ['ENGLISH_SIDES', 'IMAGENET', 'swap_left_right', 'resize_crop', 'crop_
 # %% ../../nbs/data/35_transforms.ipynb #d371c687
 import math
 import re
+from dataclasses import KW_ONLY, dataclass
 from functools import lru_cache
 
 import torch
@@ -274,44 +275,33 @@ def denormalise(
     return ((images.float() * s + m) * 255).round().clamp(0, 255).byte()
 
 # %% ../../nbs/data/35_transforms.ipynb #b1e465d9
+@dataclass(eq=False, repr=False)
 class TrainTransform:
     "A random view of every image of a batch"
 
     flips = True  # it mirrors where `batch['flip']` says so
     shares = True  # it can draw for a batch of which it is given a part
 
-    def __init__(
-        self,
-        size: int,  # Side of the views
-        scale=(0.2, 1.0),  # Area of the crop (VirTex sec. 3)
-        ratio=(3 / 4, 4 / 3),  # Width over height (VirTex code)
-        jitter=(0.4, 0.4, 0.4, 0.1),  # Most change of brightness, contrast, saturation, hue (VirTex code)
-        jitter_p: float = 0.8,  # Part of the images whose colours change (VirTex code)
-        *,
-        mean=IMAGENET[0],
-        std=IMAGENET[1],  # Normalisation
-        grey_p: float = 0.0,  # Part of the images that lose their colours
-        blur_p: float = 0.0,  # Part of the images that are blurred
-        blur=(0.1, 2.0),  # Standard deviation of the blur in pixels of the view, from and to (MoCo v2's code)
-        whole: bool = False,  # No crop: all of each image, stretched into the square?
-    ):
-        self.size = size
-        self.scale = tuple(scale)
-        self.ratio = tuple(ratio)
-        self.jitter = tuple(jitter)
-        self.jitter_p = jitter_p
-        self.mean = tuple(mean)
-        self.std = tuple(std)
-        self.grey_p = grey_p
-        self.blur_p = blur_p
-        self.blur = tuple(blur)
-        self.whole = whole
+    size: int  # Side of the views
+    scale: tuple = (0.2, 1.0)  # Area of the crop (VirTex sec. 3)
+    ratio: tuple = (3 / 4, 4 / 3)  # Width over height (VirTex code)
+    jitter: tuple = (0.4, 0.4, 0.4, 0.1)  # Most change of brightness, contrast, saturation, hue (VirTex code)
+    jitter_p: float = 0.8  # Part of the images whose colours change (VirTex code)
+    _: KW_ONLY
+    mean: tuple = IMAGENET[0]
+    std: tuple = IMAGENET[1]  # Normalisation
+    grey_p: float = 0.0  # Part of the images that lose their colours
+    blur_p: float = 0.0  # Part of the images that are blurred
+    blur: tuple = (0.1, 2.0)  # Standard deviation of the blur in pixels of the view, from and to (MoCo v2's code)
+    whole: bool = False  # No crop: all of each image, stretched into the square?
+
+    def __post_init__(self):
         if not 0 < self.scale[0] <= self.scale[1] <= 1:
-            raise ValueError(f'scale={scale}: parts of the area, 0 < low <= high <= 1')
+            raise ValueError(f'scale={self.scale}: parts of the area, 0 < low <= high <= 1')
         if not 0 < self.ratio[0] <= 1 <= self.ratio[1]:
-            raise ValueError(f'ratio={ratio}: low <= 1 <= high')
+            raise ValueError(f'ratio={self.ratio}: low <= 1 <= high')
         if len(self.jitter) != 4 or min(self.jitter) < 0 or self.jitter[3] > 0.5:
-            raise ValueError(f'jitter={jitter}: four, not below 0, hue at most .5')
+            raise ValueError(f'jitter={self.jitter}: four, not below 0, hue at most .5')
 
     def __call__(
         self,
@@ -394,27 +384,23 @@ def _softened(self: TrainTransform, x, key, share):
     return torch.where(soft[:, None, None, None], gaussian_blur(x, (low + (high - low) * amount).to(x.device)), x)
 
 # %% ../../nbs/data/35_transforms.ipynb #1873e1a3
+@dataclass(eq=False, repr=False)
 class EvalTransform:
     "The middle of every image, or all of it"
 
     flips = False
 
-    def __init__(
-        self,
-        size: int,  # Side of the view
-        resize: int = None,  # Length of the shorter side before the cut; `size` by default
-        mean=IMAGENET[0],
-        std=IMAGENET[1],  # Normalisation
-        *,
-        whole: bool = False,  # No cut: all of each image, stretched into the square?
-    ):
-        self.size = size
-        self.resize = resize or size
-        self.mean = tuple(mean)
-        self.std = tuple(std)
-        self.whole = whole
-        if self.resize < size:
-            raise ValueError(f'resize={resize} is smaller than the view of {size}')
+    size: int  # Side of the view
+    resize: int = None  # Length of the shorter side before the cut; `size` by default
+    mean: tuple = IMAGENET[0]
+    std: tuple = IMAGENET[1]  # Normalisation
+    _: KW_ONLY
+    whole: bool = False  # No cut: all of each image, stretched into the square?
+
+    def __post_init__(self):
+        self.resize = self.resize or self.size
+        if self.resize < self.size:
+            raise ValueError(f'resize={self.resize} is smaller than the view of {self.size}')
 
     def __call__(
         self,
