@@ -7,6 +7,7 @@ __all__ = ['masked_region_loss']
 
 # %% ../../nbs/losses/40_masked_regions.ipynb #8aa4707e
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 # %% ../../nbs/losses/40_masked_regions.ipynb #a59c86f8
@@ -17,6 +18,5 @@ def masked_region_loss(
     "KL(detector || prediction), summed over the regions: 0 at best"
     if scores.shape != probs.shape:
         raise ValueError(f'scores {tuple(scores.shape)} do not fit probs {tuple(probs.shape)}: one for each class')
-    logs = scores.float().log_softmax(1)
-    p = probs.to(logs.dtype)
-    return (torch.xlogy(p, p) - p * logs).sum(), torch.tensor(len(p), device=logs.device)
+    nats = F.kl_div(scores.float().log_softmax(1), probs.float(), reduction='sum')
+    return nats, torch.tensor(len(probs), device=probs.device)

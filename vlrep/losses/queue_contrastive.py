@@ -16,10 +16,6 @@ def _full(x):
 
 def _logits(pos, neg, temperature, ignore):
     "Similarities over the temperature, the positive key first (b,1+n); what is ignored is -inf"
-    if temperature <= 0:
-        raise ValueError(f'temperature={temperature}: must be above 0')
-    if pos.ndim != 1 or neg.ndim != 2 or len(pos) != len(neg):
-        raise ValueError(f'pos {tuple(pos.shape)} and neg {tuple(neg.shape)}: they must be (b,) and (b,n)')
     neg = _full(neg) / temperature
     if ignore is not None:
         neg = neg.masked_fill(ignore, -torch.inf)

@@ -27,7 +27,7 @@ from ..data.records import ImageTextDataset
 from ..data.tokenizer import Tokenizer, pad_tokens
 from ..data.wordpiece import WordPieceTokenizer
 from .bert_model import Bert, BertConfig
-from .weights import _misfits, _some, network_weights
+from .weights import _check, _some, network_weights
 
 # %% ../../nbs/models/58_bert.ipynb #2ffc2d2c
 _PARTS = {
@@ -59,6 +59,11 @@ def _theirs(name):
         return [f'bert.encoder.layer.{m[1]}.{_LAYER[m[2]]}.{m[3]}']
     part, _, kind = name.rpartition('.')
     return [f'{_PARTS[part]}.{kind}']
+
+
+def _renamed(state):
+    "Weights under transformers' names, those of query, key and value apart"
+    return {n: part for k, p in state.items() for n, part in zip(_theirs(k), p.chunk(len(_theirs(k))))}
 
 
 def _spelled(state):
@@ -108,32 +113,7 @@ def _config(path):
     except (ValueError, TypeError) as e:
         raise ValueError(f'{path}: {e}') from None
 
-
-def _fits(state, config, bert, fresh, name):
-    "Our names -> tensors for `bert`, which has no data yet; a `ValueError` names what is missing or of another shape"
-    out = {}
-    missing = []
-    reshaped = []
-    for k, p in bert.state_dict().items():
-        names = _theirs(k)
-        lost = [n for n in names if n not in state]
-        missing += lost
-        if lost:
-            continue
-        shape = (p.shape[0] // len(names), *p.shape[1:])
-        wrong = [n for n in names if tuple(state[n].shape) != shape]
-        reshaped += [f'{n} {tuple(state[n].shape)} instead of {shape}' for n in wrong]
-        if not wrong:
-            out[k] = torch.cat([state[n] for n in names]).float()
-    missing = [n for n in missing if not n.startswith(tuple(fresh))]
-    if problem := _misfits(missing, reshaped=reshaped):
-        raise ValueError(f'{name}: the weights do not fit config.json; {problem}')
-    return out
-
 # %% ../../nbs/models/58_bert.ipynb #fc401ec7
-_HEADS = dict(pooler='bert.pooler.', mlm='cls.predictions.')
-
-
 def _weights_file(folder):
     for n in ('model.safetensors', 'pytorch_model.bin'):
         if (folder / n).is_file():
@@ -146,7 +126,7 @@ def load_bert(
     *,
     pooler: bool = True,  # With `pooled`?
     mlm: bool = True,  # With `mlm_logits`?
-    fresh: tuple | list = (),  # Parts that may be missing in the file, and then begin at random: 'pooler', 'mlm'
+    random_pooler: bool = False,  # May the pooler be missing in the file, and then begin at random?
     seed: int = 0,  # Of what begins at random
     log: callable = print,  # Called with what is not used, and what is initialised at random; None for no messages
 ) -> Bert:  # In evaluation mode
@@ -165,18 +145,22 @@ def load_bert(
     if len(layers) != config.depth:  # asked before a network of that size is built
         raise ValueError(f'{path}: has {len(layers)} layers, and config.json says {config.depth}')
     with torch.device('meta'):
-        empty = Bert(config, pooler=pooler, mlm=mlm)
-    own = _fits(state, config, empty, [_HEADS[f] for f in fresh], path)
+        empty = Bert(config, pooler=pooler, mlm=mlm).state_dict()
+    want = _renamed(empty)
+    if random_pooler:
+        want = {n: p for n, p in want.items() if n in state or not n.startswith('bert.pooler.')}
+    _check({n: state[n] for n in want if n in state}, want, path, 'the weights do not fit config.json')
+    own = {k: torch.cat([state[n] for n in _theirs(k)]).float() for k in empty if want.keys() >= set(_theirs(k))}
     decoder = state.get('cls.predictions.decoder.weight')
     if mlm and decoder is not None and not torch.equal(decoder, state[_PARTS['words.weight']]):
         raise ValueError(f'{path}: the last layer of its head is not the table of words: give mlm=False')
     with torch.random.fork_rng(devices=[]):
         bert = Bert(config, seed, pooler=pooler, mlm=mlm)
     new = bert.load_state_dict(own, strict=False).missing_keys
-    used = {n for k in own for n in _theirs(k)} | {'cls.predictions.decoder.weight', 'cls.predictions.decoder.bias'}
     if log and new:
         log(f'{source}: not in the file, and begin at random: {_some(new)}')
-    rest = state.keys() - used | {k for k in more if not k.startswith(head)}
+    tied = {'cls.predictions.decoder.weight', 'cls.predictions.decoder.bias'}
+    rest = state.keys() - want.keys() - tied | {k for k in more if not k.startswith(head)}
     if log and rest:
         log(f'{source}: not used are {_some(rest)}')
     return bert.eval()
@@ -203,16 +187,13 @@ def _downloaded(name, *files):
         try:
             get_hf_file_metadata(hf_hub_url(name, file))  # without a network it fails once, at once
             return hf_hub_download(name, file)
-        except LocalEntryNotFoundError as e:
-            why = e  # no connection; a kind of the next one
-        except EntryNotFoundError:
-            continue
-        except Exception as e:
-            why = e  # whatever the network's libraries raise
-        raise ValueError(
-            f'{name}: no such folder, and {file} cannot be had from the Hugging Face hub '
-            f'({" ".join(str(why).split())[:120]}): give the folder of a BERT'
-        )
+        except Exception as e:  # whatever the network's libraries raise
+            if isinstance(e, EntryNotFoundError) and not isinstance(e, LocalEntryNotFoundError):  # there is a network
+                continue
+            raise ValueError(
+                f'{name}: no such folder, and {file} cannot be had from the Hugging Face hub '
+                f'({" ".join(str(e).split())[:120]}): give the folder of a BERT'
+            ) from None
 
 # %% ../../nbs/models/58_bert.ipynb #fcf1d50c
 def bert_folder(
@@ -257,10 +238,7 @@ def save_bert(
 
 def _fill(folder, bert, tokenizer, facts):
     "Write the files of a BERT into an empty folder"
-    state = {}
-    for k, p in bert.state_dict().items():
-        expected = _theirs(k)
-        state |= {n: t.contiguous() for n, t in zip(expected, p.detach().cpu().chunk(len(expected)))}
+    state = {n: p.cpu().contiguous() for n, p in _renamed(bert.state_dict()).items()}
     config = {_CONFIG[k]: v for k, v in asdict(replace(bert.config, ffn=bert.config.hidden)).items() if k in _CONFIG}
     write_json(folder / 'config.json', dict(architectures=['BertForMaskedLM'], **_USUAL, **config, vlrep=facts))
     save_file(state, folder / 'model.safetensors', {'format': 'pt'})
@@ -313,11 +291,10 @@ def masked_accuracy(
     captions: list,  # Texts
     tokenizer: 'Tokenizer',  # Theirs
     *,
+    usual: int,  # The most frequent token of the training captions
     share: float = 0.15,  # Share of the words that are masked
     max_len: int = 40,
     bs: int = 256,
-    usual: int = None,  # The most frequent token of the training captions; by default of these masked words, which
-    # no model can know
 ) -> dict:  # `n` masked words; shares found: `top1`, `top5`; `unigram`: by always predicting `usual`
     "Measure accuracy on the masked words of captions, from the text alone: the proxy task's baseline (ICMLM tab. 1)"
     training = bert.training
@@ -328,21 +305,16 @@ def masked_accuracy(
     device = bert.words.weight.device
     for k in range(0, len(ids), bs):
         tokens, lengths = pad_tokens(ids[k : k + bs], tokenizer.pad)
-        want = mask_tokens(tokens, lengths, len(tokenizer), _first(tokenizer), tokenizer.mask, share=share, bert=True)[
-            1
-        ]
+        first = _first(tokenizer)
+        _, want = mask_tokens(tokens, lengths, len(tokenizer), first, tokenizer.mask, share=share, bert=True)
         at = want >= 0
         states = bert(tokens.masked_fill(at, tokenizer.mask).to(device), lengths.to(device))
         best = bert.mlm_logits(states[at.to(device)]).topk(min(5, len(tokenizer))).indices.cpu()
         hits.append(best == want[at][:, None])
         words.append(want[at])
     bert.train(training)
-    if not ids:
-        raise ValueError('captions: not a single one with a word')
     hits = torch.cat(hits)
     words = torch.cat(words)
-    if usual is None:
-        usual = int(words.bincount().argmax())
     return dict(
         n=len(words),
         top1=hits[:, 0].double().mean().item(),
@@ -424,8 +396,6 @@ def _trained(dataset, tokenizer, config, plan, seed):
         keep = torch.randperm(len(texts), generator=torch_rng(seed, 'small bert', 'texts'))[:samples]
         texts = [texts[i] for i in keep.sort().values.tolist()]
     ids = [i for i in tokenizer.encode(texts, plan.max_len) if len(i) > 2]
-    if not ids:
-        raise ValueError(f'{dataset.name}: not a single caption with a word')
     torch.set_num_threads(1)
     try:
         with torch.random.fork_rng(devices=[]):
@@ -450,8 +420,6 @@ def train_small_bert(
 ) -> Bert:  # In evaluation mode
     "Train a small BERT on the captions of `dataset`, or take it from the cache if it was trained before"
     config = small_config(tokenizer) if config is None else config
-    if dataset.captions is None:
-        raise ValueError(f'{dataset.name}: has no captions for a small BERT to learn from')
     _check_vocab(config, tokenizer, 'config')
     if plan.max_len > config.max_len:
         raise ValueError(f'plan.max_len={plan.max_len}: config has positions for {config.max_len} tokens only')
@@ -482,15 +450,13 @@ def _check_vocab(config, tokenizer, name):
 
 # %% ../../nbs/models/58_bert.ipynb #a88088a4
 def bert_tokenizer(
-    name: FilePath,  # As for `make_bert`
+    name: FilePath,  # As for `make_bert`, or scratch: tokens for a model that is not pretrained
     train: ImageTextDataset = None,  # With captions: for scratch and small, whose tokens are learned from them
     vocab: int = 10000,  # Most tokens of those
     how: str = 'auto',  # As for `Tokenizer.train`
 ) -> 'Tokenizer':  # That of the pretrained BERT, or one of ours
     "Open or train the tokenizer that goes with a BERT; a `ValueError` names a folder that has none"
     if str(name) in ('scratch', 'small'):
-        if train is None or train.captions is None:
-            raise ValueError(f'{name}: its tokens are learned from captions: give a dataset that has some')
         return Tokenizer.train(train.captions.flat(), vocab, how=how)
     if how != 'auto':
         raise ValueError(f'normalise={how}: {name} has a tokenizer of its own; leave normalise out')
@@ -501,12 +467,12 @@ def bert_tokenizer(
 
 
 def make_bert(
-    name: FilePath,  # scratch, small, a folder, or a name on the hub: bert-base-uncased
+    name: FilePath,  # small, a folder, or a name on the hub: bert-base-uncased
     train: ImageTextDataset,  # With captions; read for small alone
     tokenizer: 'Tokenizer',  # From `bert_tokenizer`
     seed: int = 0,  # Of all that begins at random
     *,
-    config: BertConfig = None,  # Sizes of scratch and small; by default `small_config`
+    config: BertConfig = None,  # Sizes of small; by default `small_config`
     plan: SmallBertPlan = SmallBertPlan(),  # Training hyperparameters of small
     pretrained: bool = True,  # Load the weights of a named BERT? If not, only its sizes are read
     pooler: bool = True,  # With `pooled`? Where the file has no pooler it begins at random
@@ -520,15 +486,10 @@ def make_bert(
             bert.pooler = None
         if not mlm:
             bert.transform = bert.transform_norm = bert.bias = None
-    elif str(name) == 'scratch':
-        bert = Bert(config or small_config(tokenizer), seed, pooler=pooler, mlm=mlm)
-        _check_vocab(bert.config, tokenizer, 'config')
+        return bert.train()
+    if pretrained:
+        bert = load_bert(name, pooler=pooler, mlm=mlm, random_pooler=True, seed=seed, log=log)
     else:
-        if config is not None:
-            raise ValueError(f'config: {name} has its own sizes; config is for scratch and small')
-        if pretrained:
-            bert = load_bert(name, pooler=pooler, mlm=mlm, fresh=['pooler'], seed=seed, log=log)
-        else:
-            bert = Bert(bert_config(name), seed, pooler=pooler, mlm=mlm)
-        _check_vocab(bert.config, tokenizer, name)
+        bert = Bert(bert_config(name), seed, pooler=pooler, mlm=mlm)
+    _check_vocab(bert.config, tokenizer, name)
     return bert.train()

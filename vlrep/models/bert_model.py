@@ -13,45 +13,43 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..core.fields import Float, Int, check_fields
 from ..core.seeding import torch_rng
 from ..data.masking import sequence_mask
 from .text_decoder import Packing, drop, init_weights
 from .text_encoder import EncoderLayer, _linear
 
 # %% ../../nbs/models/57_bert_model.ipynb #a007db9a
+_Size = Int(1, 2**31 - 1)
+_Dropout = Float(0, 0.999)
+
+
 @dataclass(frozen=True)
 class BertConfig:
     "The sizes of a BERT; by default BERT-base (Devlin and others 2019)"
 
-    vocab: int = 30522  # Tokens v
-    width: int = 768  # d
-    depth: int = 12  # Layers
-    heads: int = 12  # Attention heads
-    ffn: int = 0  # Hidden width of the feed-forward part; 0: 4d
-    max_len: int = 512  # Positions, the longest text
-    segments: int = 2  # Kinds of sentence: first and second
-    pad: int = 0  # Id of padding
-    dropout: float = 0.1  # After the embedding and each part of a layer
-    attention_dropout: float = 0.1  # On the attention weights
-    eps: float = 1e-12  # Of LayerNorm
+    vocab: _Size = 30522  # Tokens v
+    width: _Size = 768  # d
+    depth: _Size = 12  # Layers
+    heads: _Size = 12  # Attention heads
+    ffn: Int(0, 2**31 - 1) = 0  # Hidden width of the feed-forward part; 0: 4d
+    max_len: _Size = 512  # Positions, the longest text
+    segments: _Size = 2  # Kinds of sentence: first and second
+    pad: Int(0, 2**31 - 1) = 0  # Id of padding
+    dropout: _Dropout = 0.1  # After the embedding and each part of a layer
+    attention_dropout: _Dropout = 0.1  # On the attention weights
+    eps: Float(0, 1, above=True) = 1e-12  # Of LayerNorm
     std: float | str = 0.02  # Initial standard deviation, or 'fan_in', with which a narrow one learns sooner
 
     def __post_init__(self):
-        for k in ('vocab', 'width', 'depth', 'heads', 'max_len', 'segments'):
-            n = getattr(self, k)
-            if type(n) is not int or not 1 <= n < 2**31:
-                raise ValueError(f'{k}={n!r}: a whole number above 0 is expected')
-        if type(self.ffn) is not int or not 0 <= self.ffn < 2**31:
-            raise ValueError(f'ffn={self.ffn}: a width, or 0 for four times that of the model')
+        check_fields(self)
+
+    def check(self) -> None:
+        "Raise a `ValueError` if sizes do not fit each other"
         if self.width % self.heads:
             raise ValueError(f'heads: a width of {self.width} cannot be split into {self.heads} heads')
-        if type(self.pad) is not int or not 0 <= self.pad < self.vocab:
+        if self.pad >= self.vocab:
             raise ValueError(f'pad={self.pad}: not one of the {self.vocab} tokens')
-        for k in ('dropout', 'attention_dropout'):
-            if not 0 <= getattr(self, k) < 1:
-                raise ValueError(f'{k}={getattr(self, k)}: a probability in [0,1)')
-        if not 0 < self.eps < 1:
-            raise ValueError(f'eps={self.eps}: a small number above 0')
 
     @property
     def hidden(self) -> int:
@@ -109,10 +107,7 @@ class Bert(nn.Module):
         self.bias = nn.Parameter(torch.zeros(c.vocab)) if mlm else None
         if self.words.weight.device.type == 'meta':
             return
-        init_weights(self, c.std, torch_rng(seed, 'bert'))
-        for n, p in self.named_parameters():
-            if n.endswith('bias'):
-                nn.init.zeros_(p)
+        init_weights(self, c.std, torch_rng(seed, 'bert'), zero_bias=True)
 
     def embeddings(
         self,
@@ -136,10 +131,6 @@ class Bert(nn.Module):
         real: Tensor,  # Which of them are real (b,n) bool
     ) -> Tensor:  # (b,n,d); arbitrary where `real` is False
         "Compute contextual vectors of any input vectors"
-        if x.shape[:2] != real.shape:
-            raise ValueError(
-                f'real: one truth value for each vector is expected, {tuple(x.shape[:2])}, not {tuple(real.shape)}'
-            )
         first = torch.arange(real.shape[1], device=real.device) == 0
         real = real | (first & ~real.any(1, keepdim=True))  # attention needs something to look at
         mask = torch.zeros(real.shape, device=x.device).masked_fill_(~real, -torch.inf)[:, None, None]
@@ -166,8 +157,6 @@ class Bert(nn.Module):
         states: Tensor,  # From `forward` (b,s,d)
     ) -> Tensor:  # (b,d), in (-1,1)
         "Reduce a text to one vector: the first token's, through a linear layer and tanh"
-        if self.pooler is None:
-            raise ValueError('this BERT was made without a pooler: Bert(..., pooler=True)')
         return self.pooler(states[:, 0]).tanh()
 
     def mlm_logits(
@@ -175,8 +164,6 @@ class Bert(nn.Module):
         states: Tensor,  # From `forward`, of all positions or of the masked ones (...,d)
     ) -> Tensor:  # (...,v)
         "Score every token of the vocabulary; the last layer is tied to the word embeddings"
-        if self.transform is None:
-            raise ValueError('this BERT was made without a head for words: Bert(..., mlm=True)')
         return F.linear(self.transform_norm(F.gelu(self.transform(states))), self.words.weight, self.bias)
 
     def freeze(self) -> 'Bert':

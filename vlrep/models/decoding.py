@@ -20,8 +20,6 @@ from .text_decoder import causal_mask
 # %% ../../nbs/models/40_decoding.ipynb #6582d654
 def _allowed(logits, tokens, never, repeat):
     "Scores (r,v) of the token after `tokens` (r,s), -inf where it must not be written"
-    if repeat not in (True, False, 'virtex'):
-        raise ValueError(f"repeat={repeat!r}: True, False or 'virtex' is expected")
     if len(never):
         logits = logits.index_fill(1, torch.as_tensor(list(never), device=logits.device), -torch.inf)
     if repeat == 'virtex':  # log-probabilities, which are not renormalised when the last word is ruled out
@@ -30,14 +28,13 @@ def _allowed(logits, tokens, never, repeat):
     return logits if repeat else logits.scatter(1, tokens[:, -1:], -torch.inf)
 
 
-def _write(choose, step, vis, sos, eos, *, max_len, pad, never, repeat):
+def _write(choose, step, vis, sos, eos, max_len, *, pad=4, never=(), repeat=True):
     "Append `choose(scores, words so far)` to every row until all have ended"
     tokens = torch.full((len(vis), 1), sos, dtype=torch.long, device=vis.device)
     done = torch.zeros(len(vis), dtype=torch.bool, device=vis.device)
     while tokens.shape[1] < max_len and not done.all():
-        word = choose(_allowed(step(vis, tokens)[:, -1], tokens, never, repeat), tokens.shape[1] - 1).masked_fill(
-            done, pad
-        )
+        scores = _allowed(step(vis, tokens)[:, -1], tokens, never, repeat)
+        word = choose(scores, tokens.shape[1] - 1).masked_fill(done, pad)
         tokens = torch.cat([tokens, word[:, None]], 1)
         done = done | (word == eos)
     return tokens
@@ -57,9 +54,8 @@ def greedy(
     # probability
 ) -> Tensor:  # Token ids (b,s), s <= max_len
     "Write one caption for each row of `vis`, always taking the most likely token"
-    return _write(
-        lambda logits, t: logits.argmax(-1), step, vis, sos, eos, max_len=max_len, pad=pad, never=never, repeat=repeat
-    )
+    kw = dict(pad=pad, never=never, repeat=repeat)
+    return _write(lambda logits, t: logits.argmax(-1), step, vis, sos, eos, max_len, **kw)
 
 # %% ../../nbs/models/40_decoding.ipynb #a48836a6
 def _grow(tokens, score, size, done, logp, *, k, m, norm, eos, pad):
@@ -163,34 +159,29 @@ def nucleus(
     eos: int,  # Token that ends one
     max_len: int = 30,  # Longest caption, `sos` and `eos` included
     *,
-    pad: int = 4,  # Fills the rows that have ended
-    never: list | tuple = (),  # Tokens that must not be written
-    repeat: bool | str = True,  # May a token follow itself? False: no; 'virtex': as in `beam`, here the same as False
     p: float = 0.9,  # Draw from the most likely tokens that have this much probability together; 1 = from all
     temperature: float = 1.0,  # Below 1 sharpens the probabilities, above 1 flattens them
     seed: int = 0,  # Another seed, other captions
     ids: list = None,  # Name or number of each picture, on which its draws depend (b,); 0, 1, ... by default
+    **kw,  # As for `greedy`: pad, never, repeat
 ) -> Tensor:  # Token ids (b,s), s <= max_len
     "Write one caption for each row of `vis` by drawing each token from the nucleus"
     if not (0 < p <= 1 and temperature > 0):
         raise ValueError(f'p={p}, temperature={temperature}: expected 0 < p <= 1 and a temperature above 0')
-    ids = list(range(len(vis)) if ids is None else ids)
-    if len(ids) != len(vis):
-        raise ValueError(f'ids: {len(ids)} for {len(vis)} pictures')
+    ids = range(len(vis)) if ids is None else ids
     u = np.array([rng(seed, 'nucleus', i).random(max_len) for i in ids], np.float32).reshape(-1, max_len)
     u = torch.from_numpy(u).to(vis.device)
 
     def draw(logits, t):
         return _nucleus(logits.float(), p, temperature, u[:, t])
 
-    return _write(draw, step, vis, sos, eos, max_len=max_len, pad=pad, never=never, repeat=repeat)
+    return _write(draw, step, vis, sos, eos, max_len, **kw)
 
 # %% ../../nbs/models/40_decoding.ipynb #28d28abb
 def _heads(m, x, lo, hi):
     "Project `x` (b,n,d) to parts `lo`:`hi` of `m` (0 query, 1 key, 2 value) -> (hi-lo,b,heads,n,d/heads)"
     b, n, d = x.shape
-    bias = None if m.in_proj_bias is None else m.in_proj_bias[lo * d : hi * d]
-    y = F.linear(x, m.in_proj_weight[lo * d : hi * d], bias)
+    y = F.linear(x, m.in_proj_weight[lo * d : hi * d], m.in_proj_bias[lo * d : hi * d])
     return y.view(b, n, hi - lo, m.num_heads, d // m.num_heads).permute(2, 0, 3, 1, 4)
 
 
@@ -224,7 +215,7 @@ class Cached:
     def __init__(
         self,
         embed,  # A `CaptionEmbedding`
-        decoder,  # A `Decoder`, or torch's own layers in a module that has `layers` and `norm`
+        decoder,  # A `Decoder`
         output,  # (r,d) -> scores (r,v)
     ):
         self.embed = embed
@@ -283,8 +274,6 @@ class Cached:
                 'each call brings one word more'
             )
         e = self.embed
-        if s > e.max_len:
-            raise ValueError(f'tokens: {s} tokens, but there are positions for {e.max_len} only')
         x = e.layer_norm(e.words(tokens[:, -1]) + e.positions.weight[s - 1]) * (tokens[:, -1:] != e.pad)
         self.mine = torch.cat([self.mine, torch.eye(k, dtype=torch.bool, device=tokens.device).expand(b, k, k)], 2)
         x = x.unflatten(0, (b, k))
@@ -303,34 +292,22 @@ def decode(
     eos: int,  # Token that ends one
     max_len: int = 30,  # Longest caption, `sos` and `eos` included
     *,
-    pad: int = 4,  # Fills the rows that have ended
     how: str = 'greedy',  # greedy, beam or nucleus
-    never: list | tuple = (),  # Tokens that must not be written
-    repeat: bool | str = True,  # May a token follow itself? False: no; 'virtex': as in `beam`, here the same as False
-    beams: int = 5,  # beam: partial captions that are kept
-    per_node: int = 2,  # beam: continuations that each may propose
-    norm: float = 1.0,  # beam: exponent of the length
-    p: float = 0.9,  # nucleus: probability that the tokens to draw from have together
-    temperature: float = 1.0,  # nucleus: below 1 sharpens
-    seed: int = 0,  # nucleus: another seed, other captions
-    ids: list = None,  # nucleus: name or number of each picture (b,)
+    **kw,  # As for the function of this name: pad, never, repeat; of a beam beams, per_node, norm; of a nucleus p,
+    # temperature, seed, ids
 ) -> Tensor:  # Token ids (b,s), s <= max_len
     "Write one caption for each row of `vis`"
-    first = (step, vis, sos, eos, max_len)
-    common = dict(pad=pad, never=never, repeat=repeat)
-    if how == 'greedy':
-        return greedy(*first, **common)
-    if how == 'beam':
-        return beam(*first, **common, beams=beams, per_node=per_node, norm=norm)[0]
-    if how == 'nucleus':
-        return nucleus(*first, **common, p=p, temperature=temperature, seed=seed, ids=ids)
-    raise did_you_mean('way to decode', how, ('greedy', 'beam', 'nucleus'))
+    ways = dict(greedy=greedy, beam=beam, nucleus=nucleus)
+    if how not in ways:
+        raise did_you_mean('way to decode', how, ways)
+    out = ways[how](step, vis, sos, eos, max_len, **kw)
+    return out[0] if how == 'beam' else out
 
 # %% ../../nbs/models/40_decoding.ipynb #d2100944
 @torch.no_grad()
 def attention(
     embed: torch.nn.Module,  # A `CaptionEmbedding`
-    decoder: torch.nn.Module,  # A `Decoder`, or torch's own layers in a module that has `layers` and `norm`
+    decoder: torch.nn.Module,  # A `Decoder`
     vis: Tensor,  # Pictures (b,n,d)
     tokens: Tensor,  # Finished captions, [SOS] first (b,s)
 ) -> Tensor:  # Weights (b,layers,heads,s-1,n), the sum over n is 1; row i is from when `tokens[:,i+1]` was

@@ -7,7 +7,6 @@ __all__ = ['LAYOUTS', 'known_as', 'detectron2_state', 'detectron2_grid', 'openin
 
 # %% ../../nbs/models/55_export.ipynb #fdef05c1
 import copy
-import io
 import json
 import pickle
 import re
@@ -42,8 +41,6 @@ def known_as(
             f'vlrep.load(RUN).backbone.net.state_dict()'
         )
     depth, width = backbone_shape(backbone.state_dict(), 'backbone')
-    if backbone.stride != (8 if depth == 10 else 32):
-        raise ValueError(f'backbone: its stride is {backbone.stride}; only what make_backbone makes can be exported')
     return _NAMES.get((depth, width)), depth, width
 
 # %% ../../nbs/models/55_export.ipynb #0f20ba2c
@@ -111,9 +108,6 @@ def _note(backbone, to, mean, std, size):
             f'with 128; train with --set visual_depth=18 --set visual_width=64, '
             'or with one of the recipes for which `vlrep pretrain --recipes` lists another library'
         )
-    for what, v in (('mean', mean), ('std', std)):
-        if len(v) != 3:
-            raise ValueError(f'{what}={v}: one number for each of red, green and blue')
     return dict(
         architecture=name,
         depth=depth,
@@ -200,15 +194,6 @@ def opening_lines(
     )
 
 # %% ../../nbs/models/55_export.ipynb #b0a88f97
-class _Arrays(pickle.Unpickler):
-    "A pickle of arrays and plain data, and nothing else"
-
-    def find_class(self, module, name):
-        if module.split('.')[0] == 'numpy' and name in ('_reconstruct', 'ndarray', 'dtype'):
-            return super().find_class(module, name)
-        raise pickle.UnpicklingError(f'{module}.{name} in a file of arrays')
-
-
 def _write(folder, to, state, note):
     "Weights and note of layout `to` into `folder`"
     name = note['architecture']
@@ -271,7 +256,7 @@ def _read(folder, to, name):
         scale = 1
         text = (folder / f'{name}.yaml').read_text()
         view = {k: json.loads(re.search(f'PIXEL_{k.upper()}: (.*)', text)[1]) for k in ('mean', 'std')}
-        arrays = _Arrays(io.BytesIO((folder / f'{name}.pkl').read_bytes())).load()['model']
+        arrays = pickle.loads((folder / f'{name}.pkl').read_bytes())['model']  # written a moment ago
         net = partial(detectron2_grid, {k: torch.from_numpy(v).double() for k, v in arrays.items()})
         by = "detectron2's forward pass, written out"
     mean, std = (torch.tensor(view[k], dtype=torch.float64).view(3, 1, 1) for k in ('mean', 'std'))

@@ -156,10 +156,7 @@ class FusionEncoder(nn.Module):
         self.config = config
         self.widths = {s: config.sizes(s)[0] for s in ('text', 'image')}
         self.layers = nn.ModuleList(FusionLayer(l, config) for l in config.sublayers)
-        init_weights(self, config.std, torch_rng(seed, 'fusion'))
-        for n, p in self.named_parameters():
-            if n.endswith('bias'):
-                nn.init.zeros_(p)
+        init_weights(self, config.std, torch_rng(seed, 'fusion'), zero_bias=True)
 
     def forward(
         self,
@@ -171,12 +168,6 @@ class FusionEncoder(nn.Module):
         "Compute contextual vectors of words and regions"
         xs = dict(text=text, image=image)
         reals = dict(text=text_real, image=image_real)
-        for s, x in xs.items():
-            if x.shape[:2] != reals[s].shape or x.shape[2] != self.widths[s]:
-                raise ValueError(
-                    f'{s}: vectors (b,n,{self.widths[s]}) and a truth value for each are expected, not '
-                    f'{tuple(x.shape)} and {tuple(reals[s].shape)}'
-                )
         seats = {s: _PackedPositions(r) for s, r in reals.items()}
         known = {}
 

@@ -73,10 +73,6 @@ class RegionInput(nn.Module):
         feats: Tensor,  # Of many regions (n,d)
     ) -> 'RegionInput':
         "Measure mean and standard deviation of each channel; one that hardly varies is divided by 1 % of the usual"
-        if feats.ndim != 2 or len(feats) < 2:
-            raise ValueError(f'feats: {tuple(feats.shape)}, at least two regions are expected')
-        if self.mean is None:
-            raise ValueError('standardize=False: this input takes the features as they are')
         std, mean = torch.std_mean(feats.double(), 0)
         if not (std > 0).any():
             raise ValueError('feats: all regions have the same features')
@@ -99,13 +95,6 @@ class FusionHeads:
     region_share: float = 0.15  # Probability that a region is masked
     zeroed: float = 0.9  # Part of the masked regions whose features are zero
     standardize: bool = False  # Are features of regions brought to mean 0 and standard deviation 1?
-
-    def __post_init__(self):
-        for k, choices in dict(pool_token=('cls', 'last'), pool_region=('first', 'mean')).items():
-            if getattr(self, k) not in choices:
-                raise ValueError(f'{k}={getattr(self, k)!r}: {" or ".join(choices)}')
-        if self.pool_width and self.pool_token != 'cls':
-            raise ValueError('pool_token=last: the text is not pooled alone here, leave pool_width out')
 
 # %% ../../nbs/models/64_fusion_model.ipynb #699e25f5
 class FusionModel(nn.Module):
@@ -155,10 +144,7 @@ class FusionModel(nn.Module):
             bert.transform_norm.reset_parameters()
             nn.init.zeros_(bert.bias)
         for k, m in enumerate(new):
-            init_weights(m, config.std, torch_rng(seed, 'fusion', k))
-            for n, p in m.named_parameters():
-                if n.endswith('bias'):
-                    nn.init.zeros_(p)
+            init_weights(m, config.std, torch_rng(seed, 'fusion', k), zero_bias=True)
 
     @property
     def visual(self) -> nn.Module:

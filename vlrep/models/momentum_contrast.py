@@ -96,25 +96,15 @@ class Queue(nn.Module):
         self.steps.add_(1)
         self.staged.zero_()
 
-    def enqueue(self, keys: dict, ids: Tensor, tags: Tensor = None, gather: callable = None) -> None:
-        "Put keys into the queue at once: `stage`, then `commit`"
-        self.stage(keys, ids, tags, gather)
-        self.commit()
-
     @torch.no_grad()
     def stage(
         self,
         keys: dict,  # Kind -> keys of this process (b,d)
         ids: Tensor,  # Numbers of their images (b,)
-        tags: Tensor = None,  # What stands beside each (b,m)
+        tags: Tensor,  # What stands beside each (b,m)
         gather: callable = None,  # Rows (b,...) -> those of all processes, such as `lambda x: dist.gather(x)[0]`
     ) -> None:
         "Put keys ahead of the pointer, where they are not negatives yet"
-        tags = ids.new_zeros(len(ids), 0) if tags is None else tags
-        if tags.shape != (len(ids), self.tags.shape[1]):
-            raise ValueError(
-                f'marks: {tuple(tags.shape)} for {len(ids)} keys of a queue with {self.tags.shape[1]} beside each'
-            )
         vectors = torch.cat(list(keys.values()), 1)
         numbers = torch.cat([ids[:, None], tags.to(ids)], 1)
         if gather:
@@ -153,15 +143,11 @@ def filled_with(
 ) -> Queue:  # A new one; this one stays
     "Make a queue of the same size that holds these keys, the first of them again where they are too few"
     new = copy.deepcopy(self)
-    n = len(new.ids)
     row = torch.arange(self.size, device=ids.device) % len(ids)
-    at = torch.arange(n - self.size, n, device=ids.device)
-    for k, v in keys.items():
-        new.keys(k)[at] = v[row].to(new.keys(k).dtype)
-    new.ids[at] = ids[row]
-    new.tags[at] = tags[row].to(torch.uint8)
-    new.pointer.zero_()
+    new.pointer.fill_(len(new.ids) - self.size)
     new.staged.zero_()
+    new.stage({k: v[row] for k, v in keys.items()}, ids[row], tags[row])
+    new.commit()
     return new
 
 # %% ../../nbs/models/45_momentum_contrast.ipynb #1656cab3

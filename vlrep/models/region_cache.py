@@ -166,12 +166,8 @@ def cache_regions(
     log: Callable = print,  # Called if the kept regions have changed on the disk; None for no message
 ) -> RegionCache:
     "Compute the regions of all images of a dataset once, and keep them; a `ValueError` for an encoder that is trained"
-    if not encoder.frozen or encoder.how == 'files':
-        raise ValueError(
-            f'encoder: of {encoder.how}, '
-            + ('frozen' if encoder.frozen else 'it learns')
-            + ': only regions of a frozen network are kept'
-        )
+    if not encoder.frozen:
+        raise ValueError('encoder: it learns, and only regions of a frozen network are kept')
     frozen = _Frozen(encoder, dataset, reader, size)
     folder = cache_dir('regions') / f'features-{_key(frozen, mirrored)}'
     with locked(folder.with_name(folder.name + '.building'), f'the cached regions {folder}', timeout=3600):

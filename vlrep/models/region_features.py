@@ -10,9 +10,8 @@ import torch
 from torch import Tensor, nn
 from torchvision.ops import roi_align
 
-from ..core.registry import did_you_mean
 from ..data.masking import sequence_mask
-from ..data.regions import REGION_INPUTS, check_boxes
+from ..data.regions import check_boxes
 from ..data.transforms import IMAGENET, resize_crop
 
 # %% ../../nbs/models/62_region_features.ipynb #67620007
@@ -22,8 +21,6 @@ def cell_boxes(
     device: str | torch.device = 'cpu',  # Where they are computed
 ) -> Tensor:  # x0 y0 x1 y1 of each, row by row, as parts of width and height (h*w,4)
     "Compute the box of every cell of a grid"
-    if h < 1 or w < 1:
-        raise ValueError(f'h={h}, w={w}: a grid has at least one row and one column')
     y, x = torch.meshgrid(torch.arange(h, device=device), torch.arange(w, device=device), indexing='ij')
     return torch.stack([x / w, y / h, (x + 1) / w, (y + 1) / h], -1).flatten(0, 1)
 
@@ -38,7 +35,7 @@ def roi_features(
 ) -> Tensor:  # float32 (b,n,c); zeros for regions that are not real
     "Average the grid over each box (RoI align); a `ValueError` names a box that is empty or outside the image"
     b, c, h, w = grid.shape
-    if len(boxes) != b:
+    if len(boxes) != b:  # roi_align would read beyond the grid
         raise ValueError(f'boxes: of {len(boxes)} images, but grid is of {b}')
     check_boxes(boxes, counts)
     real = sequence_mask(counts.to(grid.device), boxes.shape[1])
@@ -81,47 +78,32 @@ class RegionEncoder(nn.Module):
         frozen: bool = True,  # Backbone and classifier are not trained, and stay in evaluation mode
     ):
         super().__init__()
-        if how not in REGION_INPUTS:
-            raise did_you_mean('how', how, REGION_INPUTS)
-        if visual is None and how != 'files':
-            raise ValueError(f'visual: regions from {how} need a backbone')
         self.how = how
         self.visual = visual
         self.classifier = classifier
         self.names = list(names)
         self.frozen = frozen
-        own = getattr(visual, 'width', 0)
-        self.width = width or own
-        self.classes = 0 if classifier is None else classifier.out_features
-        if how == 'files' and classes:
-            self.classes = classes
-        if self.width < 1:
-            raise ValueError('width: how wide the stored features are has to be given')
-        if how != 'files' and self.width != own:
-            raise ValueError(f'width={width}: the backbone makes {own}')
-        if classifier is not None and classifier.in_features != self.width:
-            raise ValueError(f'classifier: reads {classifier.in_features} numbers, the features have {self.width}')
-        if self.names and len(self.names) != self.classes:
-            raise ValueError(f'names: {len(self.names)} for {self.classes} classes')
+        self.width = width or visual.width
+        self.classes = classes if classifier is None else classifier.out_features
         if frozen:
             self.requires_grad_(False)
         self.train()
 
     def forward(
         self,
-        batch: dict,  # With `images` (b,3,h,w); 'boxes': `region_boxes`, `region_counts`; 'files': `region_feats`, too
+        batch: dict,  # With `images` (b,3,h,w); 'boxes': `region_boxes`, `region_counts`
     ) -> dict:  # region_feats (b,n,d), region_boxes (b,n,4), region_counts (b,); perhaps region_probs (b,n,c)
-        "Compute the regions of a batch; a `ValueError` names what is missing, or of another width"
+        "Compute the regions of a batch"
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen):
-            out = getattr(self, f'_{self.how}')(batch)
-            if self.classifier is not None and 'region_probs' not in out:
+            out = self._grid(batch) if self.how == 'grid' else self._boxes(batch)
+            if self.classifier is not None:
                 feats = out['region_feats']
                 probs = self.classifier(feats.to(self.classifier.weight.dtype)).float().softmax(-1)
                 out['region_probs'] = probs * sequence_mask(out['region_counts'], feats.shape[1])[..., None]
             return out
 
     def _grid(self, batch):
-        grid = self.visual(self._part(batch, 'images')).float()
+        grid = self.visual(batch['images']).float()
         b, _, h, w = grid.shape
         return dict(
             region_feats=grid.flatten(2).mT,
@@ -130,30 +112,12 @@ class RegionEncoder(nn.Module):
         )
 
     def _boxes(self, batch):
-        boxes, counts, images = (self._part(batch, k) for k in ('region_boxes', 'region_counts', 'images'))
-        boxes = boxes.to(images.device)
-        counts = counts.to(images.device)
+        images = batch['images']
+        boxes = batch['region_boxes'].to(images.device)
+        counts = batch['region_counts'].to(images.device)
         return dict(
             region_feats=roi_features(self.visual(images), boxes, counts), region_boxes=boxes, region_counts=counts
         )
-
-    def _files(self, batch):
-        got = {k: self._part(batch, k) for k in ('region_feats', 'region_boxes', 'region_counts')}
-        for k, want in (('region_feats', self.width), ('region_probs', self.classes)):
-            if k not in batch:
-                continue
-            if batch[k].shape[-1] != want and (want or k == 'region_feats'):
-                raise ValueError(
-                    f'{k}: stored with a width of {batch[k].shape[-1]}, a width of {want} is expected: read '
-                    'files of the detector that this model was made for'
-                )
-            got[k] = batch[k]
-        return got
-
-    def _part(self, batch, key):
-        if key not in batch:
-            raise ValueError(f'{key}: missing in the batch; regions from {self.how} need it')
-        return batch[key]
 
     def train(self, mode: bool = True) -> 'RegionEncoder':
         "Switch to training mode, or back; what is frozen stays in evaluation mode"

@@ -36,8 +36,6 @@ class CellRegions:
         *,
         device: str = 'cpu',  # Where it is computed
     ):
-        if size < 1:
-            raise ValueError(f'size={size}: a number of pixels')
         self.encoder = RegionEncoder(backbone, 'grid').eval().to(device)
         self.width = backbone.width
         self.classes = 0
@@ -103,8 +101,6 @@ def load_detector(
         if before is None:
             raise ValueError(f'{weights}: holds no Faster R-CNN: roi_heads.box_predictor is missing')
         check_weights(state, weights)
-        if state[score].ndim != 2:
-            raise ValueError(f'{weights}: {score} has the shape {tuple(state[score].shape)}')
         net, names = _made(name, None, len(state[score]))
         try:
             net.load_state_dict(state)
@@ -125,10 +121,6 @@ class DetectorRegions:
         names: list = (),  # Of its classes
         device: str = 'cpu',  # Where it is computed
     ):
-        if max_regions < 1:
-            raise ValueError(f'most={max_regions}: at least one region')
-        if not 0 < overlap <= 1:
-            raise ValueError(f'overlap={overlap}: a part, above 0 and at most 1')
         self.net = detector.eval().to(device)
         self.device = device
         self.max_regions = max_regions

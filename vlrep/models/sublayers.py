@@ -89,8 +89,6 @@ class FusionConfig:
     std: float | str = 0.02  # Initial standard deviation, or 'fan_in'
 
     def __post_init__(self):
-        if not self.sublayers:
-            raise ValueError('sublayers: none, the text and the image would never meet')
         for l in self.sublayers:
             if l.shared and self.sizes('text') != self.sizes('image'):
                 raise ValueError(

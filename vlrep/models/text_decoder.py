@@ -256,8 +256,9 @@ def init_weights(
     module: nn.Module,  # Embedding, decoder, projection, ...
     std: float | str = 0.02,  # Standard deviation, or 'fan_in' for one over the root of the number of inputs
     generator: torch.Generator = None,  # A `torch.Generator`; None draws from PyTorch's global one
+    zero_bias: bool = False,  # Set biases to zero, too? Else they stay as they are
 ) -> nn.Module:  # The same module
-    "Draw normal weights for linear, attention and embedding layers, zero for padding; biases stay as they are"
+    "Draw normal weights for linear, attention and embedding layers, zero for padding"
 
     def fill(w):
         w.normal_(0, w.shape[1] ** -0.5 if std == 'fan_in' else std, generator=generator)
@@ -269,4 +270,7 @@ def init_weights(
             fill(m.in_proj_weight)
         if isinstance(m, nn.Embedding) and m.padding_idx is not None:
             m.weight[m.padding_idx] = 0
+    for name, p in module.named_parameters():
+        if zero_bias and name.endswith('bias'):
+            p.zero_()
     return module

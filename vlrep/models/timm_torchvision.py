@@ -16,10 +16,9 @@ from torch import Tensor, nn
 from ..core.files import FilePath, file_sha256
 from ..core.registry import did_you_mean
 from ..core.seeding import seed_of
-from ..core.weights import check_weights
 from .backbones import backbone_shape, make_backbone
 from .resnet_names import RESNETS
-from .weights import _found_line, _some, load_backbone, network_weights
+from .weights import _check, _log_found, load_backbone, network_weights
 
 # %% ../../nbs/models/52_timm_torchvision.ipynb #07e2b260
 def _of_timm(name):
@@ -99,11 +98,6 @@ class NamedBackbone(nn.Module):
             self.train(training)
 
     def _each(self, images):
-        if images.ndim != 4 or images.shape[1] != 3 or not images.is_floating_point():
-            raise ValueError(
-                f'images: expected normalised floats (batch, 3, height, width), got {images.dtype} '
-                f'{tuple(images.shape)}'
-            )
         with nullcontext() if self.autocast is None else torch.autocast(images.device.type, self.autocast):
             last = {tuple(g.shape[2:]): g for g in self._grids(images)}  # of each resolution, finest first
         dtype = next(self.parameters()).dtype
@@ -145,16 +139,9 @@ class NamedBackbone(nn.Module):
         own = self.net.state_dict()
         weights, rest, before, name = network_weights(source, tuple(k for k in own if k.endswith('.weight'))[:2])
         state = {k: v for k, v in weights.items() if k in own}
-        lost = {k for k in own.keys() - state.keys() if not k.endswith('num_batches_tracked')}
-        bad = {k for k in own.keys() & state.keys() if own[k].shape != state[k].shape}
-        says = [f'{what}: {_some(ks)}' for what, ks in (('missing', lost), ('of another shape', bad)) if ks]
-        if says:
-            raise ValueError(f'{name}: the weights are not those of {self.name}; ' + '; '.join(says))
-        check_weights(state, name, own)
+        _check(state, own, name, f'the weights are not those of {self.name}')
         self.net.load_state_dict(state, strict=False)
-        rest = [*(before + k for k in weights if k not in own), *rest]
-        if log and (line := _found_line(name, before, rest)):
-            log(line)
+        _log_found(log, name, before, [*(before + k for k in weights if k not in own), *rest])
 
 # %% ../../nbs/models/52_timm_torchvision.ipynb #c4cc6fd8
 def _resnet(depth, width, weights, seed, hint, log):

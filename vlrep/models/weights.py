@@ -125,8 +125,6 @@ def network_weights(
     "Take a network out of a file"
     state, called = _opened(source)
     name = name or called
-    if not isinstance(state, dict):
-        raise ValueError(f'{name}: holds no weights but a {type(state).__name__}')
     flat = _flat(state, name)
     if not flat:
         raise ValueError(f'{name}: holds not a single tensor: not the weights of a model')
@@ -137,36 +135,6 @@ def network_weights(
     return _below(flat, prefix), rest, prefix, name
 
 # %% ../../nbs/models/50_weights.ipynb #0eec6944
-def _bounded(state, name, before='', text=False):
-    """Raise a `ValueError` unless the tensors that decide the sizes of a model fit each other
-
-    It will not be larger than its file
-    """
-
-    def shape(key, *want):
-        if key not in state:
-            raise ValueError(f'{name}: the weights do not fit; missing: {key}')
-        got = tuple(state[key].shape)
-        if len(got) != len(want) or not all(n > 0 and w in (None, n) for n, w in zip(got, want)):
-            raise ValueError(f'{name}: the weights do not fit; of another shape: {key} {got}')
-        return got
-
-    first, *_ = shape(before + 'conv1.weight', None, 3, None, None)
-    shape(before + 'layer1.0.conv1.weight', None, None, None, None)
-    if not any(k.startswith(before + 'layer4.1.') for k in state):
-        shape(before + 'layer4.0.conv2.weight', 8 * first, 8 * first, 3, 3)
-    if not text:
-        return
-    (n,) = shape('textual.output.bias', None)
-    shape('textual.output.weight', n, None)
-    if 'textual.embedding.positions.weight' not in state:
-        return
-    _, width = shape('textual.embedding.positions.weight', None, None)
-    shape('textual.embedding.words.weight', n, width)
-    for i in {k.split('.')[3] for k in state if k.startswith('textual.transformer.layers.')}:
-        shape(f'textual.transformer.layers.{i}.self_attn.in_proj_weight', 3 * width, width)
-
-
 def _listed(names):
     "Join the first twelve names, and say how many more there are"
     return ', '.join(names[:12]) + (f' and {len(names) - 12} more' if len(names) > 12 else '')
@@ -176,20 +144,20 @@ def _some(names):
     return _listed(sorted(names))
 
 
-def _misfits(missing=(), unexpected=(), reshaped=()):
-    "Describe what is wrong with weights, in words; '' if nothing is"
-    kinds = {'missing': missing, 'unexpected': unexpected, 'of another shape': reshaped}
-    return '; '.join(f'{what}: {_some(names)}' for what, names in kinds.items() if names)
-
-
-def _check(state, want, name):
+def _check(state, want, name, problem='the weights do not fit'):
     "Raise a `ValueError` unless `state` has the names (but BatchNorm's counters) and shapes of `want`"
-    lost = {k for k in want.keys() - state.keys() if not k.endswith('num_batches_tracked')}
-    more = state.keys() - want.keys()
-    bad = {k for k in want.keys() & state.keys() if want[k].shape != state[k].shape}
-    if problem := _misfits(lost, more, bad):
-        raise ValueError(f'{name}: the weights do not fit; {problem}')
-    check_weights({k: state[k] for k in want if k in state}, name, want)
+    kinds = {
+        'missing': [k for k in want.keys() - state.keys() if not k.endswith('num_batches_tracked')],
+        'unexpected': state.keys() - want.keys(),
+        'of another shape': [
+            f'{k} {tuple(state[k].shape)} instead of {tuple(want[k].shape)}'
+            for k in want.keys() & state.keys()
+            if want[k].shape != state[k].shape
+        ],
+    }
+    if misfits := [f'{what}: {_some(names)}' for what, names in kinds.items() if names]:
+        raise ValueError(f'{name}: {problem}; {"; ".join(misfits)}')
+    check_weights(state, name, want)
 
 # %% ../../nbs/models/50_weights.ipynb #f13135b7
 def _groups(names, before):
@@ -203,14 +171,15 @@ def _groups(names, before):
     return _listed([f'{h} ({n})' if h.endswith('*') else h for h, n in counts.items()])
 
 
-def _found_line(name, before, rest):
-    "Say which network was taken and what was not used; '' if the file holds nothing else"
+def _log_found(log, name, before, rest):
+    "Say which network was taken and what was not used, unless the file holds nothing else"
     parts = []
     if before:
         parts.append(f'the network is {before}*')
     if rest:
         parts.append(f'not used are {_groups(rest, before)}')
-    return f'{name}: ' + '; '.join(parts) if parts else ''
+    if log and parts:
+        log(f'{name}: ' + '; '.join(parts))
 
 
 _CHILDREN = {'0': 'conv1', '1': 'bn1', '4': 'layer1', '5': 'layer2', '6': 'layer3', '7': 'layer4'}  # In nn.Sequential
@@ -235,11 +204,10 @@ def load_backbone(
         )
     net = {k: v for k, v in own.items() if re.match(r'(conv|bn|layer)\d', k)}
     check_weights(net, name)
-    _bounded(net, name)
-    out = make_backbone(*backbone_shape(net, name))
-    _check(net, out.state_dict(), name)
-    rest = [*(before + k for k in own if k not in net), *rest]
-    if log and (line := _found_line(name, before, rest)):
-        log(line)
+    shape = backbone_shape(net, name)
+    with torch.device('meta'):  # takes no memory, whatever sizes a file claims
+        _check(net, make_backbone(*shape).state_dict(), name)
+    out = make_backbone(*shape)
     out.load_state_dict(net, strict=False)
+    _log_found(log, name, before, [*(before + k for k in own if k not in net), *rest])
     return out.eval()

@@ -19,7 +19,7 @@ from vlrep.methods.virtex.model import (
 )
 from ...models.backbones import backbone_shape, make_backbone
 from ...models.decoding import beam
-from ...models.weights import _bounded, _check, _opened, _some, network_weights
+from ...models.weights import _check, _opened, _some, network_weights
 
 # %% ../../../nbs/methods/virtex/50_official.ipynb #232fa854
 _PLACES = (
@@ -90,7 +90,7 @@ def _task(state, task, name):
 
     found = 'bicaption' if has('backward_textual.') else 'forward' if has('textual.transformer.') else 'token_cls'
     if task is None:
-        return 'multilabel' if found == 'token_cls' and len(state['textual.output.bias']) == 81 else found
+        return 'multilabel' if found == 'token_cls' and state['textual.output.bias'].numel() == 81 else found
     if task not in (known := [t for ts in _FOUND.values() for t in ts]):
         raise did_you_mean('task', task, known)
     if task not in _FOUND[found]:
@@ -114,17 +114,20 @@ def _facts(whole, given, name):
 # %% ../../../nbs/methods/virtex/50_official.ipynb #57e8ce32
 def _empty_model(state, task, had, name):
     "Make a model that has room for `state`, which is in VirTex's names"
+
+    def shape(key, ndim):
+        if key not in state or state[key].ndim != ndim:
+            raise ValueError(f'{name}: the weights do not fit; missing or of another shape: {key}')
+        return state[key].shape
+
     net = {k[11:]: v for k, v in state.items() if k.startswith('visual.cnn.')}
     visual = make_backbone(*backbone_shape(net, name))
-    n = len(state['textual.output.bias'])
+    (n,) = shape('textual.output.bias', 1)
     if task == 'token_cls':
         return TokenClassificationModel(visual, n, had.get('first', 4))
     if task == 'multilabel':
         return MultiLabelClassificationModel(visual, had.get('columns', range(n)), had.get('key', 'tags'))
-    need = [k for k in ('words', 'positions') if f'textual.embedding.{k}.weight' not in state]
-    if need:
-        raise ValueError(f'{name}: the weights do not fit; missing: textual.embedding.{need[0]}.weight')
-    places, width = state['textual.embedding.positions.weight'].shape
+    places, width = shape('textual.embedding.positions.weight', 2)
     last = 'textual.transformer.norm.weight' in state
     depth = len({k.split('.')[3] for k in state if k.startswith('textual.transformer.layers.')})
     bad = [
@@ -168,14 +171,12 @@ def load_virtex(
     if before is None:
         raise ValueError(f'{name}: the weights do not fit VirTex; missing: textual.output.bias')
     check_weights(state, name)
-    _bounded(state, name, 'visual.cnn.', text=True)
-    if task is not None:
-        _task(state, task, name)
     had = _facts(whole, dict(task=task, norm=norm, heads=heads, pad=pad), name)
     task = _task(state, had.get('task'), name)
+    with torch.device('meta'):  # takes no memory, whatever sizes a file claims
+        _check(state, virtex_state(_empty_model(state, task, had, name)), name)
     with torch.random.fork_rng(devices=[]):
         model = _empty_model(state, task, had, name)
-    _check(state, virtex_state(model), name)
     twice = [(k, k.removeprefix('backward_')) for k in state if k.removeprefix('backward_').startswith(_SHARED)]
     key = 'textual.embedding.words.weight'
     if key in state:
