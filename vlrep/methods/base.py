@@ -9,7 +9,7 @@ __all__ = ['METHODS', 'Method', 'lazy_functions']
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 
-from ..core.registry import Lazy, Registry, did_you_mean
+from ..core.registry import Lazy, Registry
 from .recipe import MethodRecipe
 
 # %% ../../nbs/methods/05_base.ipynb #ae9d1cbf
@@ -19,6 +19,18 @@ def _captions(recipe):
 
 def _nothing(recipe):
     return frozenset()
+
+
+def _no_inputs(recipe, visual, dls, seed):
+    return {}
+
+
+def _unknown(recipe):
+    return None
+
+
+def _same(recipe, dls):
+    return dls
 
 
 _DEFAULTS = 'vlrep.methods.learner:'
@@ -35,15 +47,15 @@ class Method:
     build: Callable = Lazy()  # (recipe, sizes, backbone, **build_inputs) -> model: batch dict -> output dict
     loss: Callable = Lazy()  # recipe -> loss: (output, batch) -> (total, count), or {name: `LossTerm`}
     sizes: Callable = Lazy(_DEFAULTS + 'caption_sizes')  # (recipe, training loader, **build_inputs) -> plain values
-    build_inputs: Callable = Lazy(_DEFAULTS + 'no_build_inputs')  # (recipe, backbone, loaders, seed) -> dict
+    build_inputs: Callable = Lazy(_no_inputs)  # (recipe, backbone, loaders, seed) -> dict
     groups: Callable = Lazy(_DEFAULTS + 'backbone_and_rest')  # (recipe, model) -> parameter groups of the optimiser
     optimizer: Callable = Lazy(_DEFAULTS + 'momentum_sgd')  # (recipe, groups) -> optimiser
     schedule: Callable = Lazy(_DEFAULTS + 'cosine_schedule')  # recipe -> (step -> factor of the learning rates)
-    callbacks: Callable = Lazy(_DEFAULTS + 'no_callbacks')  # recipe -> callbacks beside `default_callbacks`
-    counts: Callable = Lazy(_DEFAULTS + 'unknown_counts')  # recipe -> ((model, batch) -> {term: count}), or None
+    callbacks: Callable = Lazy(_nothing)  # recipe -> callbacks beside `default_callbacks`
+    counts: Callable = Lazy(_unknown)  # recipe -> ((model, batch) -> {term: count}), or None
     capabilities: Callable = Lazy('vlrep.training.learner:visual_only')  # model -> functions by name
     backbone: Callable = Lazy(_DEFAULTS + 'recipe_backbone')  # (recipe, seed) -> backbone with its initial weights
-    views: Callable = Lazy(_DEFAULTS + 'same_views')  # (recipe, loaders) -> loaders with the method's views
+    views: Callable = Lazy(_same)  # (recipe, loaders) -> loaders with the method's views
     held_out_view: Callable = Lazy(_DEFAULTS + 'central_view')  # recipe -> view of an image for the trained model
     needs: Callable = _captions  # recipe -> annotations that the data must have
     wants: Callable = _nothing  # recipe -> annotations that are used where the data has them
@@ -92,9 +104,5 @@ def lazy_functions(
     prefix: str,  # Module and the beginning of a name in it: 'vlrep.methods.virtex.method:virtex_'
     names: str,  # Fields of `Method`, with spaces between: 'build loss groups'
 ) -> dict:  # Field -> reference, for `Method(**...)`
-    "Make a reference `prefix + name` for each field in `names`; a `ValueError` for a name that is no field of `Method`"
-    known = {f.name for f in fields(Method)}
-    for name in names.split():
-        if name not in known:
-            raise did_you_mean('field of Method', name, known)
+    "Make a reference `prefix + name` for each field in `names`"
     return {name: prefix + name for name in names.split()}

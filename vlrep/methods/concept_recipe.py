@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from ..core.fields import Choice, Int, UnitInterval
 from vlrep.methods.recipe import (
+    WORLD,
     BackboneFields,
     Batch,
     Count,
@@ -71,23 +72,7 @@ class ConceptRecipe(BackboneFields, TextRecipe):
         return None
 
 # %% ../../nbs/methods/02_concept_recipe.ipynb #13022e98
-SMALL_CONCEPTS = dict(
-    visual_depth=10,
-    visual_width=16,
-    top_k=0,
-    min_count=2,
-    tag_head='linear',
-    size=48,
-    scale_min=0.6,
-    jitter=0.2,
-    jitter_p=0.8,
-    bs=64,
-    steps=2600,
-    warmup=260,
-    cnn_lr=0.5,
-    lr=0.2,
-    clip=1.0,
-)
+SMALL_CONCEPTS = dict(WORLD, top_k=0, min_count=2, tag_head='linear', jitter_p=0.8, cnn_lr=0.5, lr=0.2, clip=1.0)
 VGG_CONCEPTS = dict(
     net='vgg16',
     tag_head='conv',

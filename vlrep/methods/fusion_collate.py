@@ -4,8 +4,7 @@
 
 # %% auto #0
 __all__ = ['read_generated_captions', 'generate_captions', 'source_texts', 'corpus', 'auxiliary_images', 'auxiliary_corpus',
-           'fusion_tokenizer', 'FusionCollator', 'fusion_collator', 'check_region_store', 'fusion_contents',
-           'check_fusion']
+           'fusion_tokenizer', 'FusionCollator', 'check_region_store', 'fusion_contents', 'check_fusion']
 
 # %% ../../nbs/methods/06_fusion_collate.ipynb #0faff6ae
 import hashlib
@@ -19,7 +18,7 @@ import numpy as np
 import torch
 from fastcore.basics import patch
 
-from ..core.files import FilePath, brief, cache_dir, cached_folder, file_sha256, read_json, write_json
+from ..core.files import FilePath, cache_dir, cached_folder, file_sha256, read_json, write_json
 from ..core.registry import resolve
 from ..core.seeding import hashed_uniform
 from ..core.text_files import json_lines
@@ -41,16 +40,9 @@ from ..training.run_folder import open_run_folder as load_folder
 def _asked(dataset):
     "Question and answer, for every answer of every question of every image"
     found = [r.questions or [] for r in dataset]
-    if not any(found):
-        raise ValueError(f'{dataset.name}: has no questions, which source=questions reads')
     for i, qs in enumerate(found):
-        if not qs:
-            raise ValueError(f'{dataset.name}: image {dataset.ids[i]} has no questions')
-        for q in qs:
-            if not q.get('answers'):
-                raise ValueError(
-                    f'{dataset.name}: image {dataset.ids[i]}: the question {brief(q.get("question"))} has no answers'
-                )
+        if not qs or not all(q.get('answers') for q in qs):
+            raise ValueError(f'{dataset.name}: image {dataset.ids[i]} has no questions, or one without answers')
     return TextBuffer([f'{q["question"]}{MARK}{a}' for q in qs for a in q['answers']] for qs in found)
 
 
@@ -302,25 +294,13 @@ def without_cache(self: FusionCollator) -> FusionCollator:
     new._cached = []
     return new
 
-# %% ../../nbs/methods/06_fusion_collate.ipynb #308a74f5
-def fusion_collator(
-    recipe: FusionInput,  # As for `FusionCollator`
-    tokenizer: 'Tokenizer',  # From `fusion_tokenizer`
-) -> FusionCollator:
-    "Texts and regions of images"
-    return FusionCollator(recipe, tokenizer)
-
 # %% ../../nbs/methods/06_fusion_collate.ipynb #d6797fe3
-def _store(recipe):
-    "Open the store of regions that the recipe names; None if it names none"
-    return RegionStore(recipe.region_files) if recipe.regions == 'files' and recipe.region_files else None
-
-
 def check_region_store(
     recipe: FusionInput,  # With `regions`, `region_files`, `region_width`
 ) -> None:
     "Raise a `ValueError` if the store's features differ in width from the recipe's, before a BERT is loaded"
-    if recipe.region_width and (store := _store(recipe)):
+    if recipe.region_width and recipe.regions == 'files' and recipe.region_files:
+        store = RegionStore(recipe.region_files)
         store.expect_width(
             recipe.region_width,
             f'region_width={recipe.region_width}',

@@ -26,7 +26,7 @@ from .fusion_recipe import FusionRecipe
 from ..models.backbones import make_backbone
 from ..models.bert import SmallBertPlan, make_bert, small_config
 from ..models.bert_model import Bert, BertConfig
-from ..models.fusion_model import FusionModel
+from ..models.fusion_model import FusionHeads, FusionModel
 from ..models.region_cache import cache_regions, region_sample
 from ..models.region_classifier import RegionClassifierPlan, train_region_classifier
 from ..models.region_features import RegionEncoder
@@ -136,10 +136,6 @@ def fusion_schedule(
     # without steps nothing is trained, and nothing scheduled
     return partial(factor, total=recipe.steps or 1, warmup=recipe.warmup if recipe.steps else 0)
 
-
-def _always(module, name):
-    return True
-
 # %% ../../nbs/methods/09_fusion_training.ipynb #4a047fd1
 def fusion_build_inputs(
     recipe: FusionRecipe,  # `bert`, `regions` and their numbers
@@ -183,7 +179,8 @@ def build_fusion(
     recipe: FusionRecipe,  # All numbers
     sizes: dict,  # From `fusion_sizes`
     visual: nn.Module,  # Backbone of the regions, or None
-    parts: Callable,  # (recipe, `BertConfig`, classes of the regions) -> `FusionConfig`, `FusionHeads`
+    config: Callable,  # (recipe, `BertConfig`) -> `FusionConfig`
+    heads: dict,  # Fields of `FusionHeads` that the recipes do not have in common
     *,
     bert: Bert = None,
     regions: RegionEncoder = None,  # From `fusion_build_inputs`; random ones, if weights are loaded afterwards
@@ -196,10 +193,17 @@ def build_fusion(
         bert = Bert(BertConfig(**sizes['bert']))
     if regions is None:
         regions = _same_region_encoder(r, visual, sizes)
-    config, heads = parts(r, bert.config, sizes['classes'] if r.mim == 'kl' else 0)
-    heads = replace(heads, standardize=r.standardize)
+    heads = FusionHeads(
+        **heads,
+        tie_words=r.tie_mlm,
+        classes=sizes['classes'] if r.mim == 'kl' else 0,
+        share=r.mask_share,
+        region_share=r.region_share,
+        zeroed=r.region_zeroed,
+        standardize=r.standardize,
+    )
     ids = TokenIds(**sizes['tokens'])
-    model = FusionModel(bert, config, regions, ids, heads, seed=seed, copy_layers=r.start == 'bert')
+    model = FusionModel(bert, config(r, bert.config), regions, ids, heads, seed=seed, copy_layers=r.start == 'bert')
     if features is not None:
         model.regions_in.measure(features)
     return model
@@ -211,7 +215,8 @@ def fusion_groups(
 ) -> list:
     "Parameter groups: biases, norms and poolers do not decay"
     pools = [m for m in (model.bert.pooler, model.text_pool, model.region_pool) if m is not None]  # not used here
-    return param_groups(model, [(pools, recipe.lr, _always), (None, recipe.lr, norm_or_bias)], recipe.wd)
+    groups = [(pools, recipe.lr, lambda module, name: True), (None, recipe.lr, norm_or_bias)]
+    return param_groups(model, groups, recipe.wd)
 
 
 def fusion_optimizer(

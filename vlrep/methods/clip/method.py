@@ -23,7 +23,7 @@ from ...losses.sigmoid import initial_bias, sigmoid_loss
 from ..base import METHODS
 from .recipe import CLIPRecipe
 from ..learner import make_learner, recipe_text_encoder
-from ..word_head import BagOfWordsHead, loader_idf, word_term
+from ..word_head import BagOfWordsHead, loader_idf, with_word_head, word_term
 from ...models.text_encoder import mean_words
 from ...training.distributed import Dist
 from ...training.learner import BatchLearner, LossTerm
@@ -151,13 +151,7 @@ def clip_build(
     text = recipe_text_encoder(r, ids)
     bias = initial_bias(r.bs) if r.loss == 'sigmoid' else None
     model = CLIPModel(visual, text, r.width, r.temperature, min_temperature=r.min_temperature, bias=bias)
-    if r.word_weight:
-        model.add_word_head(torch.zeros(len(ids)) if idf is None else idf, r.word_weight, ids.first_word)
-    return model
-
-
-def _no_decay(module, name):
-    return True
+    return with_word_head(model, r, ids, idf)
 
 
 def clip_groups(
@@ -170,7 +164,7 @@ def clip_groups(
         ([model.visual], recipe.cnn_lr),
         ([model.text], recipe.text_lr),
         (heads, recipe.lr),
-        (None, recipe.scale_lr, _no_decay),
+        (None, recipe.scale_lr, lambda module, name: True),  # no decay
     ]
     return param_groups(model, groups, recipe.wd)
 

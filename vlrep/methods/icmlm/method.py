@@ -91,19 +91,11 @@ def _times_masked(collate, train, tokenizer):
 
 
 def _head(recipe, channels, width):
-    if recipe.head == 'tfm':
-        return TfmHead(
-            channels, width, recipe.layers, recipe.heads, dropout=recipe.dropout, full_width=recipe.full_width_heads
-        )
-    return AttFcHead(
-        channels,
-        width,
-        recipe.layers,
-        recipe.heads,
-        size=recipe.att_width,
-        final_linear=recipe.fc_final_linear,
-        mask_specials=recipe.att_mask_specials,
-    )
+    r = recipe
+    sizes = channels, width, r.layers, r.heads
+    if r.head == 'tfm':
+        return TfmHead(*sizes, dropout=r.dropout, full_width=r.full_width_heads)
+    return AttFcHead(*sizes, size=r.att_width, final_linear=r.fc_final_linear, mask_specials=r.att_mask_specials)
 
 # %% ../../../nbs/methods/icmlm/40_method.ipynb #b8555502
 def icmlm_build_inputs(

@@ -12,7 +12,7 @@ from typing import Annotated
 from ...core.fields import Choice, Fraction, Int, UnitInterval
 from ..base import METHODS, Method, lazy_functions
 from ..concept_recipe import SMALL_CONCEPTS, VGG_CONCEPTS, ConceptRecipe, concept_photo_recipes
-from ..recipe import BertName, DropoutRate, Layers, Length, OnOff, Vocab, Weight, Width
+from ..recipe import BertName, DropoutRate, Layers, Length, Vocab, Weight, Width
 
 # %% ../../../nbs/methods/icmlm/10_recipe.ipynb #6944db2e
 _Head = Choice('tfm', 'attfc')
@@ -39,10 +39,10 @@ class ICMLMRecipe(ConceptRecipe):
     heads: _Heads = 1  # Attention heads: 1 (sec. 4.3), 12 (sec. 4), 8 (app. E)
     att_width: Width = 64  # Width of each of attfc's heads (not said)
     dropout: DropoutRate = 0.1  # Of tfm (not said; as BERT)
-    full_width_heads: OnOff = False  # Heads of tfm as wide as BERT (app. E), or width/heads
-    full_mlm_head: OnOff = False  # BERT's whole classifier of words (sec. 3.2), or its word vectors alone (eq. 6); tfm
-    fc_final_linear: OnOff = True  # A last linear layer in attfc's fc, or ReLU to the word vectors (literal)
-    att_mask_specials: OnOff = False  # Leave [CLS] and [SEP] out of attfc's attention, too, as padding is (eq. 4)
+    full_width_heads: bool = False  # Heads of tfm as wide as BERT (app. E), or width/heads
+    full_mlm_head: bool = False  # BERT's whole classifier of words (sec. 3.2), or its word vectors alone (eq. 6); tfm
+    fc_final_linear: bool = True  # A last linear layer in attfc's fc, or ReLU to the word vectors (literal)
+    att_mask_specials: bool = False  # Leave [CLS] and [SEP] out of attfc's attention, too, as padding is (eq. 4)
     tag_weight: Weight = 0.1  # Lambda, weight of tag prediction (eq. 8: 1 for VGG16, 0.1 for ResNet)
     length_unit: _Unit = 'pieces'  # Of min_tokens and max_tokens: BERT's word pieces, or words (not said)
     sampling: _Sampling = 'triplets'  # Each triplet counts the same (app. F.1), or each caption (eq. 7)
@@ -99,10 +99,9 @@ METHODS.add(
         **lazy_functions('vlrep.methods.concept_training:concept_', 'optimizer schedule backbone'),
         capabilities='vlrep.methods.icmlm.model:icmlm_capabilities',
         seed_key='icmlm head',
-        **{
-            k: f'vlrep.methods.icmlm.collate:{v}'
-            for k, v in dict(tokenizer='triplet_tokenizer', collate='triplet_collator', check='check_triplets').items()
-        },
+        tokenizer='vlrep.methods.icmlm.collate:triplet_tokenizer',
+        collate='vlrep.methods.icmlm.collate:TripletCollator',
+        check='vlrep.methods.icmlm.collate:check_triplets',
         paper='ICMLM (Sariyildiz and others, 2020)',
         loss_unit='nats per masked token, plus lambda times nats an image over its concepts',
     )

@@ -17,6 +17,7 @@ from ...data.records import ImageTextDataset
 from ...data.tokenizer import Tokenizer
 from ...data.transforms import ENGLISH_SIDES, swap_left_right
 from .recipe import LocTexRecipe
+from ..recipe import check_negatives
 
 # %% ../../../nbs/methods/loctex/20_collate.ipynb #fbacd26c
 def cut_windows(
@@ -108,11 +109,7 @@ def check_narratives(
     accumulate: int = 1,  # Parts into which a batch is cut
 ) -> list:  # Lines
     "Log lines on missing narratives or traces and on fewer negatives; a `ValueError` if a loss has no samples"
-    if recipe.contrast and len(splits['valid']) < 2:
-        raise ValueError(
-            f'--data {data}: 1 image is left to choose the checkpoint by, and a contrastive loss needs '
-            f'at least 2: add images, or --set valid=...'
-        )
+    negatives = check_negatives(recipe, splits, data, accumulate)
     narratives = splits['train'].narratives
     out = (
         [f'{data} has no narratives: captions are read in their place, without localisation']
@@ -121,12 +118,7 @@ def check_narratives(
     )
     if recipe.all_narratives and (narratives is None or narratives.counts().max() < 2):
         out.append('all_narratives: no image has more than one narrative, so it changes nothing')
-    if recipe.contrast and accumulate > 1:
-        out.append(
-            f'accumulate {accumulate}: the pairs of a part are compared with each other only, '
-            f'{recipe.bs // accumulate - 1} negatives instead of {recipe.bs - 1}'
-        )
-    return out
+    return out + negatives
 
 # %% ../../../nbs/methods/loctex/20_collate.ipynb #3110f510
 def pack_points(
@@ -163,10 +155,6 @@ class NarrativeCollator:
         substring: bool = False,  # Exchange left and right inside words too, as VirTex's code does
         sides: tuple = ENGLISH_SIDES,  # As for `CaptionCollator`
     ):
-        if max_len < 1:
-            raise ValueError(f'max_len={max_len}: at least 1')
-        if not 0 <= time_pad < 1e6:
-            raise ValueError(f'time_pad={time_pad}: seconds, not below 0')
         self.tokenizer = tokenizer
         self.max_len = max_len
         self.time_pad = time_pad

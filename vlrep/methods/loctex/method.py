@@ -16,16 +16,15 @@ from fastai.data.core import DataLoaders
 from fastcore.basics import patch
 from torch import Tensor
 
-from ...core.registry import did_you_mean
 from ...data.tokenizer import TokenIds
-from ...data.traces import TRACE_RENDERINGS, render_traces
+from ...data.traces import render_traces
 from ...losses.contrastive import info_nce
 from ...losses.localization import attention_maps, localisation_loss
 from ..base import METHODS
 from ..learner import make_learner, recipe_text_encoder
 from .oracle_masks import object_masks
 from .recipe import LocTexRecipe
-from ..word_head import BagOfWordsHead, loader_idf, word_term
+from ..word_head import BagOfWordsHead, loader_idf, with_word_head, word_term
 from ...models.text_encoder import mean_words
 from ...training.distributed import Dist, current_dist
 from ...training.learner import BatchLearner, LossTerm
@@ -86,7 +85,7 @@ def masks(
     # `object_masks`
     grids: list,  # Sides of the grids, (h,w) each
 ) -> list:  # bool (b,s,h,w) each
-    "Target masks of each word on each grid: rendered once, on the finest, where the coarser ones divide it evenly"
+    "Target masks of each word on each grid"
     if self.oracle_masks and 'object_map' not in batch:
         raise ValueError(
             'oracle_masks=True: the batch has no outlines of things; read with OracleMaskCollator, see '
@@ -94,17 +93,7 @@ def masks(
         )
     if self.oracle_masks:
         return [object_masks(batch['object_map'], batch['referents'], g) for g in grids]
-    top = max(grids)
-    fine = render_traces(batch['trace'], batch['span'], top, self.render)
-
-    def on(g):
-        ky = top[0] // g[0]
-        kx = top[1] // g[1]
-        if (g[0] * ky, g[1] * kx) != top:
-            return render_traces(batch['trace'], batch['span'], g, self.render)
-        return fine if ky == kx == 1 else fine.unflatten(3, (g[1], kx)).any(4).unflatten(2, (g[0], ky)).any(3)
-
-    return [on(g) for g in grids]
+    return [render_traces(batch['trace'], batch['span'], g, self.render) for g in grids]
 
 # %% ../../../nbs/methods/loctex/40_method.ipynb #209d4749
 @patch
@@ -237,15 +226,12 @@ def loctex_loss(
 
     def loss(out, batch, dist=Dist()):
         terms = {}
-        if 'image_features' in out and r.contrast:
+        if r.contrast:
             terms['contrast'] = contrast(out, dist)
         for k in out:
-            if k.startswith('attn') and r.localise:
+            if k.startswith('attn'):
                 nats = localisation_loss(out[k], out['mask' + k[4:]], r.loc_norm)
                 terms['localise' + k[4:]] = LossTerm(r.localise, *nats)
-        if not terms:
-            zero = out['text_features'].sum() * 0 if 'text_features' in out else torch.zeros(())
-            terms['contrast'] = LossTerm(0.0, zero, 0)
         if r.word_weight:
             terms['words'] = word_term(out, next(iter(terms.values())).total)
         return terms
@@ -253,31 +239,6 @@ def loctex_loss(
     return loss
 
 # %% ../../../nbs/methods/loctex/40_method.ipynb #a6644f22
-_CHOICES = dict(
-    loc_scale=('none', 'sqrt'),
-    loc_norm=('row', 'tensor', 'tensor_l1'),
-    direction=('i2t', 'symmetric'),
-    render=TRACE_RENDERINGS,
-)
-
-
-def _check(recipe, visual):
-    "Raise a `ValueError` if nothing is left to learn, or the losses do not fit the backbone or the batch"
-    r = recipe
-    for k, present in _CHOICES.items():
-        if getattr(r, k) not in present:
-            raise did_you_mean(k, getattr(r, k), present)
-    if not (r.contrast or r.localise):
-        raise ValueError('contrast=0 and localise=0: nothing is left to learn')
-    if r.localise and not 1 <= r.scales <= len(visual.sizes):
-        raise ValueError(f'scales={r.scales}: this backbone has grids of 1 to {len(visual.sizes)} sizes')
-    if r.contrast and not r.include_positive and (r.bs < 2 or r.group == 1 or r.group < 0):
-        raise ValueError(
-            f'bs={r.bs}, group={r.group}: a pair that is alone has no negatives; take at least 2, or '
-            f'include_positive=True, or contrast=0'
-        )
-
-
 def loctex_build_inputs(
     recipe: LocTexRecipe,  # `word_weight`, `contrast`
     visual: nn.Module,  # Not used
@@ -303,7 +264,8 @@ def loctex_build(
 ) -> LocTexModel:
     "Build the model that a recipe describes"
     r = recipe
-    _check(r, visual)
+    if r.localise and r.scales > len(visual.sizes):
+        raise ValueError(f'scales={r.scales}: this backbone has grids of 1 to {len(visual.sizes)} sizes')
     ids = TokenIds(**sizes['tokens'])
     model = LocTexModel(
         visual,
@@ -316,9 +278,7 @@ def loctex_build(
         render=r.render,
         oracle_masks=r.oracle_masks,
     )
-    if r.word_weight:
-        model.add_word_head(torch.zeros(len(ids)) if idf is None else idf, r.word_weight, ids.first_word)
-    return model
+    return with_word_head(model, r, ids, idf)
 
 # %% ../../../nbs/methods/loctex/40_method.ipynb #61c312b5
 def loctex_groups(

@@ -167,9 +167,7 @@ class PairCollator(CaptionCollator):
         second = read(two)
         if self.views != 'paraphrases':
             return first, second
-        known = self._known(source)
-        if known is None:
-            raise ValueError(f'{source.name}: its paraphrases are not known yet: call check(dataset) first')
+        known = self._known(source)  # since `check`
 
         def options(t):
             others = known.texts(t)

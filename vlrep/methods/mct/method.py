@@ -19,11 +19,11 @@ from ...data.tokenizer import TokenIds
 from ...data.transforms import EvalTransform, TrainTransform
 from ...losses.queue_contrastive import multi_positive_nce, queue_hinge, queue_nce, shared_tag_mask
 from ..base import METHODS
-from ..learner import caption_sizes, make_learner, recipe_text_encoder
+from ..learner import caption_sizes, label_key, make_learner, recipe_text_encoder
 from .collate import HeldOutViews, TwoViews
 from .model import DualEncoder, projection_heads
 from .recipe import MCTRecipe
-from ..word_head import loader_idf, word_term
+from ..word_head import loader_idf, with_word_head, word_term
 from ...models.bert import make_bert, small_config
 from ...models.bert_model import Bert, BertConfig
 from ...training.learner import BatchLearner, LossTerm, MicroBatchLoader
@@ -54,9 +54,9 @@ def mct_loss(
 
         across = nce if r.inter_loss == 'nce' else hinge
         terms = {}
-        if r.ii and 'ii_pos' in out:
+        if r.ii:
             terms['ii'] = LossTerm(r.ii, *nce('ii', 'image', None))
-        if r.tag and 'same' in out:
+        if r.tag:
             nats = multi_positive_nce(
                 *pair('ii'),
                 out['same'],
@@ -66,14 +66,12 @@ def mct_loss(
                 rows=out['tagged'],
             )
             terms['tag'] = LossTerm(r.tag, *nats)
-        if r.cc and 'cc_pos' in out:
+        if r.cc:
             terms['cc'] = LossTerm(r.cc, *nce('cc', 'text', has_text))
-        if r.ic and 'ic_pos' in out:
+        if r.ic:
             terms['ic'] = LossTerm(r.ic, *across('ic', 'text', has_text))
-        if r.ci and 'ci_pos' in out:
+        if r.ci:
             terms['ci'] = LossTerm(r.ci, *across('ci', 'image', has_text))
-        if not terms:
-            raise ValueError('all weights are 0: no loss is left')
         if r.word_weight:
             terms['words'] = word_term(out, next(iter(terms.values())).total)
         return terms
@@ -141,11 +139,8 @@ def _tags(recipe, loader):
     "Return the key of the tags in a batch, and how many tags there are"
     if recipe.tags_from == 'words':
         return 'words', getattr(loader.collate, 'nouns', 0)
-    labels = loader.source.labels
-    for key in ('tags', 'objects'):
-        if key in labels:
-            return key, labels[key].shape[1]
-    raise ValueError(f'tag={recipe.tag:g}: {loader.source.name} has no labels called tags or objects')
+    key = label_key(loader.source)
+    return key, loader.source.labels[key].shape[1]
 
 # %% ../../../nbs/methods/mct/40_method.ipynb #cea9dfb6
 def mct_build_inputs(
@@ -220,9 +215,7 @@ def mct_build(
         tag_threshold=r.tag_threshold,
         strict=r.strict,
     )
-    if r.word_weight:
-        model.add_word_head(torch.zeros(len(ids)) if idf is None else idf, r.word_weight, ids.first_word)
-    return model
+    return with_word_head(model, r, ids, idf)
 
 # %% ../../../nbs/methods/mct/40_method.ipynb #935dfde6
 def mct_groups(

@@ -14,6 +14,8 @@ from typing import Annotated
 from ...core.fields import Choice, Fraction, Int, UnitInterval
 from ..base import METHODS, Method, lazy_functions
 from vlrep.methods.recipe import (
+    SMALL_TEXT,
+    WORLD,
     BackboneFields,
     Batch,
     BertName,
@@ -26,7 +28,6 @@ from vlrep.methods.recipe import (
     Length,
     MethodRecipe,
     Norm,
-    OnOff,
     StepCount,
     Temperature,
     TextRecipe,
@@ -111,7 +112,6 @@ class MCTViews(MCTLosses):
     grey_p: UnitInterval = 0.2  # How often a view loses its colours (as MoCo v2)
     blur_p: UnitInterval = 0.5  # How often a view is blurred (as MoCo v2)
     blur_max: Fraction = 0.009  # Largest standard deviation of the blur, as part of the side: 2 pixels of 224
-    sync_bn: OnOff = False  # BatchNorm over the images of all processes; then there are no groups
     virtual_batch_size: GroupSize = 64  # BatchNorm is over this number of images, as on one of 8 GPUs; 0: all of a
     # process
     shuffle_bn: bool = True  # Shuffle images before keys are normalised (ShuffleBN, as MoCo)
@@ -197,29 +197,16 @@ _mean = dict(hinge_reduction='mean', ic=3.2768, ci=3.2768)
 _world = replace(
     _paper,
     **_mean,
-    visual_depth=10,
-    visual_width=16,
-    width=64,
-    depth=1,
-    heads=4,
-    norm='pre',
-    init='fan_in',
-    vocab=600,
+    **SMALL_TEXT,
+    **WORLD | dict(steps=1600, warmup=160),
     max_len=30,
-    dropout=0.0,
     head_width=128,
     intra_width=64,
     inter_width=128,
     queue=1024,
     key_momentum=0.99,
     virtual_batch_size=32,
-    bs=64,
-    size=48,
-    scale_min=0.6,
-    jitter=0.2,
     blur_p=0.0,
-    steps=1600,
-    warmup=160,
     cnn_lr=0.1,
     lr=0.1,
     text_lr=0.1,

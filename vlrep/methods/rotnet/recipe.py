@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from ...core.fields import Choice, Int, UnitInterval
 from ..base import METHODS, Method, lazy_functions
 from vlrep.methods.recipe import (
+    WORLD,
     BackboneFields,
     Batch,
     Decay,
@@ -59,21 +60,7 @@ class RotNetRecipe(BackboneFields, MethodRecipe):
 # %% ../../../nbs/methods/rotnet/10_recipe.ipynb #d9f343cb
 _paper = RotNetRecipe()
 _r50 = replace(_paper, net='resnet', head='linear', optimiser='sgd', schedule='cosine', cnn_lr=0.03, lr=0.03, wd=1e-4)
-_small = replace(
-    _r50,
-    visual_depth=10,
-    visual_width=16,
-    size=48,
-    scale_min=0.6,
-    jitter=0.2,
-    jitter_p=0.8,
-    bs=16,
-    steps=2600,
-    warmup=260,
-    cnn_lr=0.2,
-    lr=0.1,
-    clip=1.0,
-)
+_small = replace(_r50, **WORLD | dict(bs=16), jitter_p=0.8, cnn_lr=0.2, lr=0.1, clip=1.0)
 _photo = replace(_small, size=64, steps=750, warmup=75, bs=32)
 
 METHODS.add(
@@ -90,7 +77,7 @@ METHODS.add(
         },
         **lazy_functions('vlrep.methods.rotnet.method:rotnet_', 'build loss schedule'),
         **lazy_functions('vlrep.methods.concept_training:concept_', 'optimizer backbone'),
-        sizes='vlrep.methods.learner:no_sizes',
+        sizes=lambda recipe, loader: {},
         seed_key='rotation head',
         needs=lambda recipe: frozenset(),
         tokenizer=None,

@@ -17,7 +17,7 @@ from torch import nn
 from ...data.loader import StatefulLoader
 from ...losses.cross_entropy import multilabel_loss
 from ..base import METHODS
-from ..learner import make_learner
+from ..learner import make_learner, shown_labels
 from .recipe import SupervisedRecipe
 from ...training.learner import BatchLearner
 
@@ -65,8 +65,7 @@ def supervised_build_inputs(
     train = dls.train.source
     if 'tags' not in train.labels:
         raise ValueError(f'{train.name}: has no labels called tags')
-    shown = train.labels['tags'].any(0)
-    return dict(columns=np.flatnonzero(shown if shown.any() else ~shown))
+    return dict(columns=shown_labels(train.labels['tags']))
 
 
 def supervised_sizes(

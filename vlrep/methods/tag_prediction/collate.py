@@ -53,14 +53,10 @@ def _fit(recipe, dataset):
     for known, targets in _FITTED:
         if words and known == key:
             return targets
-    _FITTED[:] = [*_FITTED[-3:], (key, _learned(recipe, dataset))]
-    return _FITTED[-1][1]
-
-
-def _learned(recipe, dataset):
-    "Compute the tags of a recipe, without a cache"
-    vectors = _bert_vectors(recipe.bert, dataset) if recipe.concepts == 'cluster' and recipe.vectors == 'bert' else None
-    return recipe_targets(recipe, dataset, recipe.concepts, vectors)
+    vectors = _bert_vectors(recipe.bert, dataset) if recipe.vectors == 'bert' else None
+    targets = recipe_targets(recipe, dataset, recipe.concepts, vectors)
+    _FITTED[:] = [*_FITTED[-3:], (key, targets)]
+    return targets
 
 # %% ../../../nbs/methods/tag_prediction/20_collate.ipynb #6e51d906
 def concept_collator(

@@ -72,10 +72,8 @@ METHODS.add(
         **lazy_functions('vlrep.methods.tag_prediction.method:tag_prediction_', 'sizes build loss'),
         **lazy_functions('vlrep.methods.concept_training:concept_', 'optimizer schedule backbone'),
         seed_key='tag prediction head',
-        **{
-            k: f'vlrep.methods.tag_prediction.collate:{v}'
-            for k, v in dict(collate='concept_collator', check='check_concepts').items()
-        },
+        collate='vlrep.methods.tag_prediction.collate:concept_collator',
+        check='vlrep.methods.tag_prediction.collate:check_concepts',
         needs=lambda recipe: {'labels'} if recipe.concepts == 'label' else {'captions'},
         tokenizer=None,
         paper='ICMLM (Sariyildiz and others, 2020)',

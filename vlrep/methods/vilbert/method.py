@@ -13,28 +13,11 @@ from ..base import METHODS
 from ..fusion_training import build_fusion
 from ..learner import make_learner
 from .recipe import ViLBERTRecipe, vilbert_config
-from ...models.fusion_model import FusionHeads, FusionModel
+from ...models.fusion_model import FusionModel
 from ...training.learner import BatchLearner
 
 # %% ../../../nbs/methods/vilbert/40_method.ipynb #3127b885
 ViLBERTModel = FusionModel  # Two streams with co-attention
-
-
-def _parts(recipe, bert, classes):
-    "Two streams, with embeddings and heads"
-    r = recipe
-    config = vilbert_config(recipe, bert)
-    heads = FusionHeads(
-        boxes=True,
-        pool_width=r.image_width or bert.width,
-        pool_region=r.pool_region,
-        tie_words=r.tie_mlm,
-        classes=classes,
-        share=r.mask_share,
-        region_share=r.region_share,
-        zeroed=r.region_zeroed,
-    )
-    return config, heads
 
 
 def vilbert_build(
@@ -44,7 +27,9 @@ def vilbert_build(
     **build_inputs,  # From `fusion_build_inputs`
 ) -> ViLBERTModel:
     "Build the model that a recipe describes"
-    return build_fusion(recipe, sizes, visual, _parts, **build_inputs)
+    width = recipe.image_width or sizes['bert']['width']
+    heads = dict(boxes=True, pool_width=width, pool_region=recipe.pool_region)
+    return build_fusion(recipe, sizes, visual, vilbert_config, heads, **build_inputs)
 
 # %% ../../../nbs/methods/vilbert/40_method.ipynb #d0fa51be
 def vilbert_learner(

@@ -14,12 +14,11 @@ import torch
 from fastai.data.core import DataLoaders
 from torch import Tensor, nn
 
-from ...core.registry import did_you_mean
 from ...data.loader import StatefulLoader
 from ...data.tokenizer import TokenIds
 from ...losses.cross_entropy import caption_loss, soft_target_cross_entropy
 from ..base import METHODS
-from ..learner import caption_sizes, make_learner
+from ..learner import caption_sizes, label_key, make_learner, shown_labels
 from vlrep.methods.virtex.model import (
     CaptioningModel,
     MaskedLMModel,
@@ -28,7 +27,7 @@ from vlrep.methods.virtex.model import (
     VisualTextDecoder,
 )
 from .recipe import VirTexRecipe
-from ..word_head import loader_idf, word_term
+from ..word_head import loader_idf, with_word_head, word_term
 from ...training.learner import BatchLearner, LossTerm
 from ...training.optim import norm_or_bias, param_groups, sgd
 
@@ -79,17 +78,6 @@ def virtex_counts(
     return counts if recipe.word_weight and recipe.task != 'masked_lm' else None
 
 # %% ../../../nbs/methods/virtex/40_method.ipynb #d5c3423a
-_TASKS = 'bicaption forward masked_lm token_cls multilabel'.split()
-
-
-def _label_key(dataset):
-    "Return the name of the label table: tags, or else objects"
-    for key in ('tags', 'objects'):
-        if key in dataset.labels:
-            return key
-    raise ValueError(f'{dataset.name}: has no labels called tags or objects, which multilabel learns from')
-
-
 def virtex_build_inputs(
     recipe: VirTexRecipe,  # `task`, `idf`, `word_weight`
     visual: nn.Module,  # Not used
@@ -99,8 +87,7 @@ def virtex_build_inputs(
     "Find in the training set which labels occur, or how rare words are"
     if recipe.task == 'multilabel':
         train = dls.train.source
-        shown = (train.labels[_label_key(train)] > 0).any(0)
-        return dict(columns=np.flatnonzero(shown if shown.any() else ~shown))
+        return dict(columns=shown_labels(train.labels[label_key(train)]))
     return dict(idf=loader_idf(dls.train)) if recipe.idf or recipe.word_weight else {}
 
 
@@ -111,7 +98,7 @@ def virtex_sizes(
 ) -> dict:  # `tokens`, or `key` and `labels` of a label table
     "Return the sizes that are needed to build the model"
     if recipe.task == 'multilabel':
-        return dict(key=_label_key(loader.source), labels=len(build_inputs['columns']))
+        return dict(key=label_key(loader.source), labels=len(build_inputs['columns']))
     return caption_sizes(recipe, loader)
 
 
@@ -125,10 +112,6 @@ def virtex_build(
 ) -> nn.Module:
     "Build the model of the recipe's pretext task"
     r = recipe
-    if r.task not in _TASKS:
-        raise did_you_mean('task', r.task, _TASKS)
-    if r.masking not in ('virtex', 'bert'):
-        raise did_you_mean('masking', r.masking, ('virtex', 'bert'))
     if r.task == 'multilabel':
         return MultiLabelClassificationModel(
             visual, range(sizes['labels']) if columns is None else columns, sizes['key']
@@ -159,9 +142,7 @@ def virtex_build(
     if r.parallel:
         model.parallel = r.parallel
         model.mask = ids.mask
-    if r.word_weight:
-        model.add_word_head(idf, r.word_weight, ids.first_word)
-    return model
+    return with_word_head(model, r, ids, idf)
 
 # %% ../../../nbs/methods/virtex/40_method.ipynb #8bcbf62f
 def virtex_groups(

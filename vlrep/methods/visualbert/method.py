@@ -13,25 +13,11 @@ from ..base import METHODS
 from ..fusion_training import build_fusion
 from ..learner import make_learner
 from .recipe import VisualBERTRecipe, visualbert_config
-from ...models.fusion_model import FusionHeads, FusionModel
+from ...models.fusion_model import FusionModel
 from ...training.learner import BatchLearner
 
 # %% ../../../nbs/methods/visualbert/40_method.ipynb #fd564699
 VisualBERTModel = FusionModel  # One stream of words and regions
-
-
-def _parts(recipe, bert, classes):
-    "Return the encoder's config, by default one stream as deep as BERT, and its heads"
-    r = recipe
-    heads = FusionHeads(
-        pool_token=r.pooler,
-        tie_words=r.tie_mlm,
-        classes=classes,
-        share=r.mask_share,
-        region_share=r.region_share,
-        zeroed=r.region_zeroed,
-    )
-    return visualbert_config(r, bert), heads
 
 
 def visualbert_build(
@@ -41,7 +27,8 @@ def visualbert_build(
     **build_inputs,  # From `fusion_build_inputs`
 ) -> VisualBERTModel:
     "Build the model that a recipe describes"
-    return build_fusion(recipe, sizes, visual, _parts, **build_inputs)
+    heads = dict(pool_token=recipe.pooler)
+    return build_fusion(recipe, sizes, visual, visualbert_config, heads, **build_inputs)
 
 # %% ../../../nbs/methods/visualbert/40_method.ipynb #0e397dbe
 def visualbert_learner(

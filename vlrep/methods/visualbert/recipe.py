@@ -9,12 +9,10 @@ __all__ = ['VisualBERTRecipe', 'visualbert_config']
 from dataclasses import dataclass, replace
 
 from ...core.fields import Choice
-from ..base import METHODS, Method, lazy_functions
+from ..base import METHODS, Method
 from vlrep.methods.fusion_recipe import (
-    NO_BACKBONE,
+    FUSION_PARTS,
     FusionRecipe,
-    fusion_needs,
-    fusion_wants,
     fusion_world,
     paper_recipes,
     sublayer_problem,
@@ -62,21 +60,8 @@ METHODS.add(
         'visualbert',
         VisualBERTRecipe,
         {**paper_recipes(_base, 'visualbert'), **_small, 'world_mim': replace(_small['world'], mim='kl')},
-        **lazy_functions(
-            'vlrep.methods.fusion_training:fusion_',
-            'sizes build_inputs loss groups optimizer schedule backbone capabilities',
-        ),
-        **lazy_functions('vlrep.methods.fusion_method:fusion_', 'counts views held_out_view'),
+        **FUSION_PARTS,
         build='vlrep.methods.visualbert.method:visualbert_build',
-        **{
-            k: f'vlrep.methods.fusion_collate:{v}'
-            for k, v in dict(tokenizer='fusion_tokenizer', collate='fusion_collator').items()
-        },
-        check='vlrep.methods.fusion_method:check_fusion_data',
-        contents='vlrep.methods.fusion_collate:fusion_contents',
-        no_backbone=NO_BACKBONE,
-        needs=fusion_needs,
-        wants=fusion_wants,
         paper='VisualBERT (Li and others, 2019; Singh and others, 2020)',
         loss_unit='nats per masked word, plus nats per masked region if there are any',
     )
