@@ -6,9 +6,13 @@
 __all__ = ['caption_words', 'References', 'cider_d', 'bleu_counts', 'bleu', 'rouge_l', 'judge_captions']
 
 # %% ../../nbs/metrics/20_captioning.ipynb #32be496c
+import math
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Callable
+from functools import reduce
+from operator import or_
 
 import numpy as np
 
@@ -31,128 +35,63 @@ def caption_words(
     return space_characters(_drop.sub(' ', _split.sub(r' \1', text))).split()
 
 # %% ../../nbs/metrics/20_captioning.ipynb #98ad0835
-_low = 2**32 - 1  # the lower half of a key: the n-gram; the upper: whose
-
-
-def _find(keys, what):
-    "Find the position of each of `what` in the sorted `keys`, and whether it is there at all"
-    if not len(keys):
-        return np.zeros(len(what), int), np.zeros(len(what), bool)
-    at = np.searchsorted(keys, what).clip(max=len(keys) - 1)
-    return at, keys[at] == what
-
-
-def _ngrams(word, lengths, tables, longest=4):
-    "Count n-grams for n = 1, 2, ...: sorted keys (sentence, n-gram) and counts; extend `tables` if too short"
-    sent = np.repeat(np.arange(len(lengths)), lengths)
-    left = lengths.cumsum()[sent] - np.arange(len(word)) if len(word) else sent
-    at = np.arange(len(word))
-    gram = word.copy()
-    out = []
-    for n in range(1, longest + 1):
-        at = at[left[at] >= n]
-        key = gram[at] << 32 | word[at + n - 1] if n > 1 else word
-        if len(tables) < n:
-            tables.append(np.unique(key))
-        i, known = _find(tables[n - 1], key)
-        i[~known] = len(tables[n - 1]) + np.unique(key[~known], return_inverse=True)[1]
-        gram[at] = i
-        out.append(np.unique(sent[at] << 32 | i, return_counts=True))
-    return out
+def _ngrams(words):
+    "Count the n-grams of a caption, runs of n words, for n from 1 to 4"
+    return [Counter(zip(*(words[i:] for i in range(n)))) for n in range(1, 5)]
 
 # %% ../../nbs/metrics/20_captioning.ipynb #b627556e
 class References:
-    "The reference captions of each image, tokenized and counted once, for any number of models"
+    "The reference captions of each image, cut into words and counted once, for any number of models"
 
     def __init__(
         self,
         refs,  # For each image its captions: lists of strings, or a `TextBuffer`
         tokens: Callable = caption_words,  # Cuts a caption into words; `str.split` if they are cut already
     ):
-        rows = []
-        for i, r in enumerate(refs):
-            if isinstance(r, str):
-                raise ValueError(f'refs: image {i} has the string {r[:40]!r}; a list of captions is expected')
-            row = list(r)
-            rows.append(row)
-            if not row:
-                raise ValueError(f'refs: image {i} has no references; leave it out, with its caption')
-            for caption in row:
-                if not isinstance(caption, str):
-                    raise ValueError(f'refs: image {i} has {caption!r} in place of a caption; leave it out')
-        if not rows:
-            raise ValueError('refs: there are no images')
-        self.n = len(rows)
         self.tokens = tokens
-        self._number = {}
-        self.tables = []
-        self.many = np.array([len(r) for r in rows])
-        self.owner = np.repeat(np.arange(self.n), self.many)
-        self.first = self.many.cumsum() - self.many
-        self.word, self.lengths = self._cut([s for r in rows for s in r], self._number)
-        self.counts = _ngrams(self.word, self.lengths, self.tables)
-        lone = np.array([len(w) == 1 and is_unspaced(w) for w in self._number], bool)
-        # share of the words that are characters
-        self.characters = float(lone[self.word].mean()) if len(self.word) else 0.0
-        self._weigh()
+        self.words = []
+        for i, captions in enumerate(refs):
+            if isinstance(captions, str):
+                raise ValueError(f'refs: image {i} has the string {captions[:40]!r}; a list of captions is expected')
+            self.words.append([tokens(c) for c in captions])
+            if not self.words[-1]:
+                raise ValueError(f'refs: image {i} has no references; leave it out, with its caption')
+        if not self.words:
+            raise ValueError('refs: there are no images')
+        self.ngrams = [[_ngrams(words) for words in row] for row in self.words]
+        images = Counter()  # in how many images' references each n-gram is
+        for row in self.ngrams:
+            images.update({gram for caption in row for counts in caption for gram in counts})
+        self.idf = dict(zip(images, (np.log(len(self)) - np.log(list(images.values()))).tolist()))
 
     @property
     def unit(self) -> str:
         "A note for tables: '' if all words are words"
-        if self.characters < 0.01:
+        alone = [len(w) == 1 and is_unspaced(w) for row in self.words for caption in row for w in caption]
+        characters = sum(alone) / max(len(alone), 1)
+        if characters < 0.01:
             return ''
-        return 'by characters' if self.characters > 0.5 else 'some by characters'
+        return 'by characters' if characters > 0.5 else 'some by characters'
 
     def __len__(self):
-        return self.n
+        return len(self.words)
 
-    def __repr__(self):
-        return f'References({self.n} images, {len(self.owner)} captions, {len(self._number)} words)'
+    def tf_idf(
+        self,
+        counts: Counter,  # Of the n-grams of a caption
+    ) -> dict:  # n-gram -> its count times its rarity, and the length of this vector
+        "Weigh n-grams by how few of the images have them; unknown ones are as rare as can be"
+        vector = {gram: n * self.idf.get(gram, math.log(len(self))) for gram, n in counts.items()}
+        return vector, math.sqrt(sum(v * v for v in vector.values()))
 
-    def _cut(self, texts, new):
-        "Numbers of all words, one text after the other, and the texts' lengths; unknown words are added to `new`"
-        old = self._number
-        start = 0 if new is old else len(old)
-        cut = [self.tokens(t) for t in texts]
-        word = [old[w] if w in old else new.setdefault(w, start + len(new)) for t in cut for w in t]
-        return np.array(word, np.int64), np.array([len(t) for t in cut], np.int64)
 
-    def _weigh(self):
-        "Set the idf of each n-gram, the references' tf-idf vectors, and each n-gram's largest count for an image"
-        self.idf = []
-        self.keys = []
-        self.value = []
-        self.sent = []
-        self.norm = []
-        self.max_counts = []
-        for table, (key, times) in zip(self.tables, self.counts):
-            sent = key >> 32
-            gram = key & _low
-            mine = self.owner[sent] << 32 | gram
-            order = mine.argsort(kind='stable')
-            start = np.flatnonzero(np.diff(mine[order], prepend=-1))
-            image = mine[order][start]
-            times_max = np.maximum.reduceat(times[order], start) if len(start) else times
-            self.idf.append(np.log(self.n) - np.log(np.bincount(image & _low, minlength=len(table)).clip(min=1)))
-            v = times * self.idf[-1][gram]
-            self.keys.append(mine)
-            self.value.append(v)
-            self.sent.append(sent)
-            self.max_counts.append((image, times_max))
-            self.norm.append(np.sqrt(np.bincount(sent, v * v, minlength=len(self.owner))))
-
-# %% ../../nbs/metrics/20_captioning.ipynb #e8b79bd3
-def _prepare(captions, refs):
-    "References, and words, lengths and n-grams of the captions `captions`, one an image"
+def _pairs(captions, refs):
+    "Prepare the references, and the words of one caption for each image"
     refs = refs if isinstance(refs, References) else References(refs)
-    captions = list(captions)
-    if len(captions) != len(refs):
-        raise ValueError(f'{len(captions)} captions for {len(refs)} images')
-    for caption in captions:
-        if not isinstance(caption, str):
-            raise ValueError(f'a caption is one string for each image, not {caption!r}')
-    word, lengths = refs._cut(captions, {})
-    return refs, word, lengths
+    words = [refs.tokens(c) for c in captions]
+    if len(words) != len(refs):
+        raise ValueError(f'{len(words)} captions for {len(refs)} images')
+    return refs, words
 
 # %% ../../nbs/metrics/20_captioning.ipynb #12338f6a
 def cider_d(
@@ -161,28 +100,28 @@ def cider_d(
     sigma: float = 6.0,  # Width of the length penalty, in words
 ) -> np.ndarray:  # Of each image (n,), from 0 to 10; the mean is the score of the set
     "Compute CIDEr-D (Vedantam et al. 2015, eq. 4; details from its code)"
-    refs, word, lengths = _prepare(captions, refs)
+    refs, words = _pairs(captions, refs)
     if len(refs) < 2:
         raise ValueError(
             'refs: CIDEr-D weighs words by how few of the images have them, and of one image it is always '
             '0; at least 2 are needed'
         )
-    total = np.zeros(len(refs.owner))
-    for n, (key, times) in enumerate(_ngrams(word, lengths, refs.tables)):
-        who = key >> 32
-        gram = key & _low
-        size = len(refs.tables[n])
-        h = times * np.append(refs.idf[n], np.log(refs.n))[gram.clip(max=size)]  # unknown n-grams are as rare as can be
-        norm = np.sqrt(np.bincount(who, h * h, minlength=refs.n))[refs.owner] * refs.norm[n]
-        at, matches = _find(key, refs.keys[n])
-        v = refs.value[n]
-        both = np.bincount(
-            refs.sent[n][matches], np.minimum(h[at[matches]], v[matches]) * v[matches], minlength=len(total)
-        )
-        total += np.divide(both, norm, out=np.zeros(len(norm)), where=norm > 0)
-    delta = lengths[refs.owner] - refs.lengths
-    total *= np.exp(-(delta**2) / (2 * sigma**2))
-    return 10 * np.bincount(refs.owner, total / 4, minlength=refs.n) / refs.many
+
+    def similarity(counts, reference_counts):
+        g, length = refs.tf_idf(counts)
+        r, reference_length = refs.tf_idf(reference_counts)
+        shared = sum(min(g[gram], value) * value for gram, value in r.items() if gram in g)
+        return shared / (length * reference_length) if length * reference_length else 0.0
+
+    scores = []
+    for caption, references, ngrams in zip(words, refs.words, refs.ngrams):
+        mine = _ngrams(caption)
+        each = [
+            math.exp(-((len(caption) - len(reference)) ** 2) / (2 * sigma**2)) * sum(map(similarity, mine, counts)) / 4
+            for reference, counts in zip(references, ngrams)
+        ]
+        scores.append(10 * sum(each) / len(each))
+    return np.array(scores)
 
 # %% ../../nbs/metrics/20_captioning.ipynb #a2414c4e
 def bleu_counts(
@@ -190,19 +129,16 @@ def bleu_counts(
     refs: References | list,  # `References`, or lists of captions
 ) -> np.ndarray:  # Of each image (n,10): hits and numbers of 1- to 4-grams, caption's length, nearest reference's
     "Count what BLEU needs; of two references equally near in length, the shorter counts"
-    refs, word, lengths = _prepare(captions, refs)
-    out = np.zeros((refs.n, 10))
-    for n, (key, times) in enumerate(_ngrams(word, lengths, refs.tables)):
-        image, max_counts = refs.max_counts[n]
-        at, matches = _find(image, key)
-        out[:, n] = np.bincount(
-            key[matches] >> 32, np.minimum(times[matches], max_counts[at[matches]]), minlength=refs.n
-        )
-        out[:, 4 + n] = (lengths - n).clip(min=0)
-    far = np.abs(refs.lengths - lengths[refs.owner]) << 32 | refs.lengths
-    out[:, 8] = lengths
-    out[:, 9] = np.minimum.reduceat(far, refs.first) & _low
-    return out
+    refs, words = _pairs(captions, refs)
+    out = []
+    for caption, references, ngrams in zip(words, refs.words, refs.ngrams):
+        mine = _ngrams(caption)
+        most = [reduce(or_, counts) for counts in zip(*ngrams)]  # the largest count in any reference
+        hits = [(a & b).total() for a, b in zip(mine, most)]
+        n = len(caption)
+        nearest = min(map(len, references), key=lambda length: (abs(length - n), length))
+        out.append([*hits, *(counts.total() for counts in mine), n, nearest])
+    return np.array(out, float)
 
 
 def bleu(
@@ -210,29 +146,22 @@ def bleu(
 ) -> np.ndarray:  # BLEU-1 to BLEU-4 (...,4)
     "Compute BLEU from counts (Papineni et al. 2002, sec. 2.3); never quite 0, as in the COCO caption code"
     c = np.asarray(counts, float)
-    if not c.ndim or c.shape[-1] != 10 or not np.isfinite(c).all():
-        raise ValueError(f'counts {c.shape}: ten finite numbers of `bleu_counts` are expected')
     n = np.arange(1, 5)
     ratio = (c[..., 8] + 1e-15) / (c[..., 9] + 1e-9)
     short = np.exp(np.minimum(0, 1 - 1 / ratio))[..., None]
     return short * np.cumprod((c[..., :4] + 1e-15) / (c[..., 4:8] + 1e-9), -1) ** (1 / n)
 
 # %% ../../nbs/metrics/20_captioning.ipynb #8aaee938
-def _lcs(a, b):
-    "Length of the longest common subsequence of each row of `a` (p,s) and `b` (p,t), padded with what matches nothing"
-    row = np.zeros((len(a), b.shape[1] + 1), np.int32)
-    for i in range(a.shape[1]):
-        hit = row[:, :-1] + (b == a[:, i : i + 1])
-        row[:, 1:] = np.maximum.accumulate(np.maximum(row[:, 1:], hit), 1)
-    return row[:, -1]
-
-
-def _square(word, lengths, which, fill):
-    "Return the texts `which` as rows, padded with `fill`"
-    start = lengths.cumsum() - lengths
-    i = np.arange(max(int(lengths[which].max()), 1))
-    at = np.minimum(start[which, None] + i, max(len(word) - 1, 0))
-    return np.where(i < lengths[which, None], np.append(word, 0)[at], fill)
+def _common_subsequence(a, b):
+    "Length of the longest common subsequence of two lists of words"
+    row = [0] * (len(b) + 1)
+    for word in a:
+        diagonal = 0
+        for j, other in enumerate(b, 1):
+            above = row[j]
+            row[j] = diagonal + 1 if word == other else max(above, row[j - 1])
+            diagonal = above
+    return row[-1]
 
 
 def rouge_l(
@@ -241,14 +170,15 @@ def rouge_l(
     beta: float = 1.2,  # Weight of recall against precision
 ) -> np.ndarray:  # Of each image (n,), from 0 to 1; the mean is the score of the set
     "Compute ROUGE-L (Lin 2004, sec. 3.1) from the best precision and recall over the references, as the COCO code"
-    refs, word, lengths = _prepare(captions, refs)
-    both = np.zeros(len(refs.owner))
-    mine = lengths[refs.owner]
-    order = np.argsort(np.maximum(mine, refs.lengths), kind='stable')
-    for p in np.array_split(order, -(-len(order) // 2000)):
-        both[p] = _lcs(_square(word, lengths, refs.owner[p], -1), _square(refs.word, refs.lengths, p, -2))
-    P, R = (np.maximum.reduceat(both / np.maximum(n, 1), refs.first) for n in (mine, refs.lengths))
-    return np.divide((1 + beta**2) * P * R, R + beta**2 * P, out=np.zeros_like(P), where=P * R > 0)
+    refs, words = _pairs(captions, refs)
+    scores = []
+    for caption, references in zip(words, refs.words):
+        common = [_common_subsequence(caption, reference) for reference in references]
+        precision = max(common) / max(len(caption), 1)
+        recall = max(n / max(len(reference), 1) for n, reference in zip(common, references))
+        both = (1 + beta**2) * precision * recall
+        scores.append(both / (recall + beta**2 * precision) if both else 0.0)
+    return np.array(scores)
 
 # %% ../../nbs/metrics/20_captioning.ipynb #314c0146
 def judge_captions(
@@ -258,7 +188,6 @@ def judge_captions(
     # they print them)
     "Compute BLEU, ROUGE-L and CIDEr-D of a set of captions"
     refs = refs if isinstance(refs, References) else References(refs)
-    captions = list(captions)
     return {
         **{f'BLEU-{i + 1}': float(v) for i, v in enumerate(bleu(bleu_counts(captions, refs).sum(0)))},
         'ROUGE-L': float(rouge_l(captions, refs).mean()),
