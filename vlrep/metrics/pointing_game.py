@@ -23,11 +23,7 @@ def cell_cover(
     grid: int | tuple,  # Cells a side, or (h,w)
 ) -> Tensor:  # Part of each cell that the mask covers, 0 to 1 (n,h,w)
     "Resample a mask to the resolution of a grid, whatever the two sizes are"
-    if mask.ndim != 3 or not all(mask.shape[1:]):
-        raise ValueError(f'mask {tuple(mask.shape)} must be (n,H,W), with at least 1 pixel')
     h, w = (grid, grid) if isinstance(grid, int) else grid
-    if min(h, w) < 1:
-        raise ValueError(f'grid {grid}: at least 1 cell a side is needed')
     return _overlap(h, mask.shape[1], mask) @ mask.float() @ _overlap(w, mask.shape[2], mask).T
 
 # %% ../../nbs/metrics/30_pointing_game.ipynb #0a448dd4
@@ -35,10 +31,6 @@ def _checked(maps, masks):
     "Return `maps` in float32; a `ValueError` if the shapes do not fit or a value is not finite"
     if maps.ndim != 3 or masks.ndim != 3 or len(maps) != len(masks):
         raise ValueError(f'maps {tuple(maps.shape)} and masks {tuple(masks.shape)} must be (n,h,w) and (n,H,W)')
-    if not all((*maps.shape[1:], *masks.shape[1:])):
-        raise ValueError(
-            f'maps {tuple(maps.shape)} and masks {tuple(masks.shape)} must have at least 1 cell and 1 pixel'
-        )
     if not maps.isfinite().all():
         raise ValueError('maps: must be finite')
     return maps.float()

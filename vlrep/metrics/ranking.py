@@ -46,31 +46,22 @@ def _ap(score, label, w):
 def average_precision(
     scores: 'np.ndarray|torch.Tensor|list',  # Higher means more likely: (n,) for one class, (n,k) for k
     labels: 'np.ndarray|torch.Tensor|list',  # 1 or 0, shaped like `scores`
-    weights: 'np.ndarray|torch.Tensor|list' = None,  # How often each item counts: (n,), or (draws,n) for many countings
-    # at
-    # once
-) -> np.ndarray:  # (), or (k,) for k classes; (draws,) or (draws,k) for many countings;
-    # NaN where nothing is positive
+    weights: 'np.ndarray|torch.Tensor|list' = None,  # How often each item counts (draws,n); once by default
+) -> np.ndarray:  # () or (k,); with weights (draws,) or (draws,k); NaN where nothing is positive
     "Average precision as scikit-learn defines it, ties included, for many classes and many weightings"
     scores = _array(scores, 'scores')
     labels = _array(labels, 'labels')
     if scores.shape != labels.shape or scores.ndim not in (1, 2):
         raise ValueError(f'scores {scores.shape} do not fit labels {labels.shape}')
-    if not scores.size:
-        raise ValueError('scores: empty')
     if not np.isin(labels, (0, 1)).all():
         raise ValueError('labels: must be 0 or 1')
-    w = np.ones((1, len(scores))) if weights is None else np.atleast_2d(_array(weights, 'weights'))
-    if w.shape[1] != len(scores):
-        raise ValueError(f'weights: {w.shape[1]} for {len(scores)} items')
-    if (w < 0).any():
-        raise ValueError('weights: an item counts at least 0 times')
+    w = np.ones((1, len(scores))) if weights is None else _array(weights, 'weights')
     s = scores.reshape(len(scores), -1)
     y = labels.reshape(len(scores), -1)
     ap = np.stack([_ap(s[:, j], y[:, j], w) for j in range(s.shape[1])], 1)
     if scores.ndim == 1:
         ap = ap[:, 0]
-    return ap if weights is not None and np.ndim(weights) == 2 else ap[0]
+    return ap[0] if weights is None else ap
 
 # %% ../../nbs/metrics/10_ranking.ipynb #29109598
 def mean_ap(
@@ -96,8 +87,6 @@ def correct(
     labels = _array(labels, 'labels')
     if scores.ndim != 2 or labels.shape != scores.shape[:1]:
         raise ValueError(f'scores {scores.shape} do not fit labels {labels.shape}')
-    if not scores.size:
-        raise ValueError('scores: empty')
     return (scores.argmax(1) == labels).astype(float)
 
 
@@ -113,10 +102,7 @@ def chance_ap(
     labels: 'np.ndarray|torch.Tensor|list',  # 1 or 0 (n,) or (n,k)
 ) -> np.ndarray:  # () or (k,)
     "Average precision if every item gets the same score: the share of positives"
-    labels = _array(labels, 'labels')
-    if not len(labels):
-        raise ValueError('labels: empty')
-    return labels.mean(0)
+    return _array(labels, 'labels').mean(0)
 
 
 def chance_top1(
@@ -124,13 +110,8 @@ def chance_top1(
     test: 'np.ndarray|torch.Tensor|list',  # Target classes (m,)
 ) -> float:  # Share answered right
     "Accuracy of always predicting the most frequent class of training"
-    train = _array(train, 'train')
-    test = _array(test, 'test')
-    for name, labels in (('train', train), ('test', test)):
-        if not len(labels):
-            raise ValueError(f'{name}: empty')
-    seen, n = np.unique(train, return_counts=True)
-    return float((test == seen[n.argmax()]).mean())
+    seen, n = np.unique(_array(train, 'train'), return_counts=True)
+    return float((_array(test, 'test') == seen[n.argmax()]).mean())
 
 # %% ../../nbs/metrics/10_ranking.ipynb #2ab45858
 @functools.lru_cache(2)
@@ -157,8 +138,7 @@ def bootstrap(
     n: int = None,  # Number of items, if `stat` is a function
     draws: int = 500,  # Number of bootstrap resamples
     seed: int = 0,  # The same seed gives the same draws, so that two models can be compared on each
-    level: float = 0.95,  # Share of the draws between the two ends
-) -> tuple:  # Lower and upper end; NaN if the metric is NaN on every draw
+) -> tuple:  # Lower and upper end of the 95 % interval; NaN if the metric is NaN on every draw
     "Percentile interval of a metric over test items"
     if not callable(stat):
         values = _array(stat, 'stat')
@@ -167,32 +147,19 @@ def bootstrap(
         def stat(w):
             return w @ values / n
 
-    if not n:
-        raise ValueError('n: how many items are there? At least 1 is needed')
     drawn = np.asarray(stat(draw_counts(n, draws, seed)))
     if np.isnan(drawn).all():
         return float('nan'), float('nan')
-    low, high = np.nanquantile(drawn, [(1 - level) / 2, (1 + level) / 2])
+    low, high = np.nanquantile(drawn, [(1 - 0.95) / 2, (1 + 0.95) / 2])
     return float(low), float(high)
 
 # %% ../../nbs/metrics/10_ranking.ipynb #c304aa20
 def caption_nouns(
     pred: list,  # Things each caption names: a list of sets
     true: list,  # Things in each picture: a list of sets
-) -> dict:  # precision and recall (0 where nothing was said, or nothing is there), the counts behind them, and n
+) -> dict:  # precision and recall; 0 where nothing was said, or nothing is there
     "Compute precision and recall of the things that captions name, over all pictures together"
-    pred = list(map(set, pred))
-    true = list(map(set, true))
-    if len(pred) != len(true):
-        raise ValueError(f'{len(pred)} captions for {len(true)} pictures')
-    both = sum(len(p & t) for p, t in zip(pred, true))
+    both = sum(len(p & t) for p, t in zip(pred, true, strict=True))
     predicted = sum(map(len, pred))
     present = sum(map(len, true))
-    return dict(
-        precision=both / max(predicted, 1),
-        recall=both / max(present, 1),
-        both=both,
-        predicted=predicted,
-        present=present,
-        n=len(pred),
-    )
+    return dict(precision=both / max(predicted, 1), recall=both / max(present, 1))

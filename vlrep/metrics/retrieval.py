@@ -11,10 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 import torch.nn.functional as F
-from fastcore.basics import patch
 from torch import Tensor
-
-from ..core.registry import did_you_mean
 
 # %% ../../nbs/metrics/40_retrieval.ipynb #a44f1bf9
 @dataclass(frozen=True)
@@ -47,6 +44,36 @@ class Ranks:
             miss *= np.where(i < k - self.above, part, 1)
         return 1 - miss
 
+    def recall(
+        self,
+        k: int,  # How many candidates are looked at
+        weights: np.ndarray = None,  # How often each image counts (draws,n); once by default
+    ) -> np.ndarray:  # (draws,), each from 0 to 1; () without weights
+        "R@k: the share of the queries that have a right candidate among the first `k`"
+        n = self.image.max() + 1
+        w = np.ones((1, n)) if weights is None else np.atleast_2d(weights)[:, :n]
+        got = w @ np.bincount(self.image, self.hits(k), n) / (w @ np.bincount(self.image, minlength=n))
+        return got if weights is not None else got[0]
+
+    def median(
+        self,
+        weights: np.ndarray = None,  # As for `recall`
+    ) -> np.ndarray:  # (draws,), at least 1; () without weights
+        "Med r: the median of the ranks, which begin at 0, rounded down, plus 1"
+        r = self.places()
+        order = np.argsort(r, kind='stable')
+        r = r[order]
+        image = self.image[order]
+
+        def one(w):
+            mass = np.cumsum(w[image])
+            low, high = (np.searchsorted(mass, mass[-1] / 2, side) for side in ('left', 'right'))
+            return np.floor((r[low] + r[min(high, len(r) - 1)]) / 2) + 1
+
+        if weights is None:
+            return one(np.ones(self.image.max() + 1))
+        return np.array([one(w) for w in np.atleast_2d(weights)])
+
 # %% ../../nbs/metrics/40_retrieval.ipynb #cbf1d213
 def _unit(x, what):
     "Rows of length 1; a `ValueError` names what is not finite"
@@ -55,131 +82,59 @@ def _unit(x, what):
         raise ValueError(f'{what}: hold values that are not finite: did training diverge?')
     return x
 
-
-def _pair_scores(images, captions, owner, chunk):
-    "Compute the cosine of each caption with its image (m,), and the best of each image (n,)"
-    pair = [
-        (_unit(images[owner[a : a + chunk]], 'images') * _unit(captions[a : a + chunk], 'captions')).sum(1)
-        for a in range(0, len(captions), chunk)
-    ]
-    pair = torch.cat(pair)
-    return pair, pair.new_full((len(images),), -torch.inf).scatter_reduce_(0, owner, pair, 'amax')
-
-
-def _check_pairs(images, captions, owner):
-    "Raise a `ValueError` if images, captions and `owner` do not fit"
-    if images.ndim != 2 or captions.ndim != 2 or images.shape[1] != captions.shape[1]:
-        raise ValueError(
-            f'images {tuple(images.shape)} and captions {tuple(captions.shape)} do not fit: expected '
-            f'(n,d) and (m,d), in one space'
-        )
-    if len(images) < 2:
-        raise ValueError(f'images: {len(images)} of them, at least 2 are needed to choose from')
-    if owner.shape != (len(captions),):
-        raise ValueError(f'image_of: {tuple(owner.shape)} for {len(captions)} captions, expected the image of each')
-    if not len(owner) or owner.min() < 0 or owner.max() >= len(images):
-        raise ValueError(f'image_of: expected rows of the {len(images)} images, 0 to {len(images) - 1}')
-    mute = (torch.bincount(owner, minlength=len(images)) == 0).nonzero()[:, 0]
-    if len(mute):
-        raise ValueError(
-            f'image_of: {len(mute)} of {len(images)} images have no caption, the first is row '
-            f'{int(mute[0])}: leave them out'
-        )
-
 # %% ../../nbs/metrics/40_retrieval.ipynb #cf2c12cf
-def _count(s, best, axis, tie):
-    "Count the scores of the block `s` that are better than `best`, and those that are equal"
-    d = s - best
-    return (d > tie).sum(axis), (d.abs() <= tie).sum(axis)
+_TIE = 1e-6  # Cosines that differ by no more are equal
 
 
 def retrieval_ranks(
     images: Tensor,  # Vectors of images (n,d), of any length: cosines are compared
     captions: Tensor,  # Vectors of captions (m,d)
-    image_of: Tensor,  # Row of the image of each caption (m,), in any order
+    image_of: Tensor,  # Row of the image of each caption (m,), in any order; each image has a caption
     chunk: int = 1024,  # Images, and captions, at a time
-    tie: float = 1e-6,  # Cosines that differ by no more are equal
 ) -> dict:  # `i2t` and `t2i` -> `Ranks`
     "Compute the ranks in both directions; memory grows with n+m, not with n times m"
     owner = torch.as_tensor(image_of).to(images.device).long()
-    _check_pairs(images, captions, owner)
-    pair, best = _pair_scores(images, captions, owner, chunk)
     n = len(images)
     m = len(captions)
+    if mute := int((torch.bincount(owner, minlength=n) == 0).sum()):
+        raise ValueError(f'image_of: {mute} of {n} images have no caption: leave them out')
+    # the cosine of each caption with its image (m,), and the best of each image (n,)
+    pair = torch.cat(
+        [
+            (_unit(images[owner[a : a + chunk]], 'images') * _unit(captions[a : a + chunk], 'captions')).sum(1)
+            for a in range(0, m, chunk)
+        ]
+    )
+    best = pair.new_full((n,), -torch.inf).scatter_reduce_(0, owner, pair, 'amax')
     i2t = torch.zeros(2, n, dtype=torch.long)
     t2i = torch.zeros(2, m, dtype=torch.long)
     for a in range(0, n, chunk):
         rows = slice(a, a + chunk)
-        v = _unit(images[a : a + chunk], 'images')
+        v = _unit(images[rows], 'images')
         for c in range(0, m, chunk):
             cols = slice(c, c + chunk)
             s = v @ _unit(captions[cols], 'captions').T
             own = owner[cols] - a
             here = ((own >= 0) & (own < len(s))).nonzero()[:, 0]
             s[own[here], here] = -torch.inf
-            for ranks_of, x, top, axis in ((i2t, rows, best[rows, None], 1), (t2i, cols, pair[cols], 0)):
-                for k, got in zip(ranks_of, _count(s, top, axis, tie)):
-                    k[x] += got.cpu()
-    right = torch.bincount(owner[pair >= best[owner] - tie], minlength=n).cpu().numpy()
+            for (above, tied), x, top, axis in ((i2t, rows, best[rows, None], 1), (t2i, cols, pair[cols], 0)):
+                difference = s - top
+                above[x] += (difference > _TIE).sum(axis).cpu()
+                tied[x] += (difference.abs() <= _TIE).sum(axis).cpu()
+    right = torch.bincount(owner[pair >= best[owner] - _TIE], minlength=n).cpu().numpy()
     return dict(
         i2t=Ranks(*i2t.numpy(), right, np.arange(n), m),
         t2i=Ranks(*t2i.numpy(), np.ones(m, int), owner.cpu().numpy(), n),
     )
 
-# %% ../../nbs/metrics/40_retrieval.ipynb #0ae361ee
-@patch
-def recall(
-    self: Ranks,
-    k: int,  # How many candidates are looked at
-    weights: np.ndarray = None,  # How often each image counts (draws,n); once by default
-) -> np.ndarray:  # (draws,), each from 0 to 1; () without weights
-    "R@k: the share of the queries that have a right candidate among the first `k`"
-    n = self.image.max() + 1
-    w = np.ones((1, n)) if weights is None else np.atleast_2d(weights)[:, :n]
-    if not (w.sum(1) > 0).all():
-        raise ValueError('weights: in a row of them no image counts')
-    got = w @ np.bincount(self.image, self.hits(k), n) / (w @ np.bincount(self.image, minlength=n))
-    return got if weights is not None else got[0]
-
-
-@patch
-def median(
-    self: Ranks,
-    weights: np.ndarray = None,  # As for `recall`
-) -> np.ndarray:  # (draws,), at least 1; () without weights
-    "Med r: the median of the ranks, which begin at 0, rounded down, plus 1"
-    r = self.places()
-    order = np.argsort(r, kind='stable')
-    r = r[order]
-    image = self.image[order]
-
-    def one(w):
-        mass = np.cumsum(w[image])
-        low, high = (np.searchsorted(mass, mass[-1] / 2, side) for side in ('left', 'right'))
-        return np.floor((r[low] + r[min(high, len(r) - 1)]) / 2) + 1
-
-    if weights is None:
-        return one(np.ones(self.image.max() + 1))
-    return np.array([one(w) for w in np.atleast_2d(weights)])
-
 # %% ../../nbs/metrics/40_retrieval.ipynb #5c7c9e76
-def _check_right(right, n):
-    "Return `right` as an array; a `ValueError` if it is empty, or a number is not from 1 to `n`"
-    right = np.asarray(right)
-    if not len(right):
-        raise ValueError('right: not a single query')
-    if right.min() < 1 or right.max() > n:
-        raise ValueError(f'right: from 1 to {n} of the n={n} candidates are right, not {right.min()} to {right.max()}')
-    return right
-
-
 def chance_recall(
     right: np.ndarray,  # Right candidates of each query (q,)
     n: int,  # Candidates
     k: int,  # How many are looked at
 ) -> float:  # From 0 to 1
     "R@k of candidates in random order"
-    right = _check_right(right, n)
+    right = np.asarray(right)
     none = Ranks(np.zeros(len(right), int), n - right, right, np.arange(len(right)), n)
     return float(none.hits(k).mean())
 
@@ -189,7 +144,7 @@ def chance_median(
     n: int,  # Candidates
 ) -> int:  # At least 1
     "Med r of candidates in random order"
-    kinds, times = np.unique(_check_right(right, n), return_counts=True)
+    kinds, times = np.unique(right, return_counts=True)
     r = np.arange(n)
     beyond = np.zeros(n)  # the share of queries whose first right candidate is behind place r
     for c, share in zip(kinds, times / times.sum()):
@@ -208,8 +163,6 @@ def retrieval_folds(
     protocol: str = 'all',  # all; 1k or 5k: the first so many; 1k-folds: as many folds of 1000 as there are
 ) -> list:  # Rows of the images of each fold
     "List the images of each fold, ranked among each other; a `ValueError` if there are too few"
-    if protocol not in PROTOCOLS:
-        raise did_you_mean('protocol', protocol, PROTOCOLS)
     size, folds = PROTOCOLS[protocol]
     if n < max(size, 2):
         raise ValueError(f'protocol {protocol}: {n} images, at least {max(size, 2)} are needed')
