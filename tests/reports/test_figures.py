@@ -9,9 +9,7 @@ import pytest
 from vlrep.core import plotting
 from vlrep.core.plotting import bars, drawable, show_images
 from vlrep.evaluation.captioning import show_attention
-from vlrep.evaluation.data_efficiency import efficiency_curve
 from vlrep.evaluation.retrieval.pictures import nearest_captions, nearest_images
-from vlrep.reports.weight_drift import drift_figure
 from vlrep.studies.report import show_comparisons
 
 ODD = [r'$\foo{$', '$', r'\$x$ and $', '海辺の青い', 'a\x07b', '\U000f0000']
@@ -24,25 +22,15 @@ def _comparisons(name):
     return show_comparisons([dict(verdict='replicates', unstable={}, **names, **numbers)])
 
 
-def _drift(name):
-    return drift_figure({name: [dict(layer=k, l1=1.0, angle=0.1, n=1, matrix='query') for k in (0, 1)]})
-
-
-def _row(name, images):
-    return dict(question=name, metric=name, backbone=name, images=images, value=1, low=0, high=2, chance=1)
-
-
 FIGURES = dict(
     show_images=lambda t: show_images([SQUARE], [t]),
     bars=lambda t: bars([t], {t: [(1, 0, 2)]}, ylabel=t),
     show_attention=lambda t: show_attention(SQUARE, [t], np.ones((1, 4))),
-    efficiency_curve=lambda t: efficiency_curve([_row(t, 10), _row(t, 20)]),
     nearest_captions=lambda t: nearest_captions(dict(images=[(0, [(0, 0.5, True)])]), [t], lambda i: SQUARE),
     nearest_images=lambda t: nearest_images(
         dict(captions=[(0, [(0, 0.5, True), (1, 0.1, False)])]), [t], lambda i: SQUARE
     ),
     show_comparisons=_comparisons,
-    drift_figure=_drift,
 )
 
 

@@ -150,6 +150,7 @@ def facts(method='virtex', seed=0):
         right=2.0,
         wrong=3.0,
         wrong_each=[2.9, 3.1],
+        worth=[1.0, 0.9, 1.1],
         right_piece=1.0,
         wrong_piece=2.0,
     )

@@ -101,12 +101,11 @@ def table_html(
 def ticks(
     a: float,  # Smallest value to show
     b: float,  # Largest value to show
-    n: int = 5,  # At most this many steps
 ) -> list:  # Round numbers inside [a,b]
-    "Choose round numbers between `a` and `b`"
+    "Choose round numbers between `a` and `b`, at most five steps"
     if not b > a:
         return [a]
-    raw = (b - a) / n
+    raw = (b - a) / 5
     ten = 10 ** math.floor(math.log10(raw))
     step = next(m * ten for m in (1, 2, 5, 10) if m * ten >= raw * (1 - 1e-9))
     return [round(i * step, 12) for i in range(math.ceil(a / step - 1e-9), math.floor(b / step + 1e-9) + 1)]
@@ -270,8 +269,6 @@ def veil_uri(
 ) -> str:  # data:image/png;base64,..., as many pixels as cells
     "Draw a dark veil, clear where the weight is largest, nearly opaque where it is 0"
     w = np.asarray(weights, float)
-    if w.ndim != 2 or not w.size or w.min() < 0:
-        raise ValueError(f'weights: wanted (h,w), none below 0, not {w.shape}')
     a = np.stack([np.full_like(w, 24), 210 * (1 - w / max(w.max(), 1e-12))], -1).round().astype(np.uint8)
     buf = io.BytesIO()
     Image.fromarray(a, 'LA').save(buf, 'PNG', optimize=True)

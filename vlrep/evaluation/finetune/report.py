@@ -6,12 +6,12 @@
 __all__ = ['example_answers', 'task_report_html', 'write_task_report']
 
 # %% ../../../nbs/evaluation/finetune/70_report.ipynb #dfeeb65a
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from ...core.files import FilePath, atomic_file, read_json
-from ...core.run_facts import last_result, log_rows, read_run_facts
+from ...core.files import FilePath
 from ...core.seeding import rng
 from ...data.tasks import TaskDataset
 from vlrep.reports.figures import (
@@ -24,7 +24,8 @@ from vlrep.reports.figures import (
     table_html,
     wide_rows,
 )
-from ...reports.run_report import jpeg_uri, shown_files
+from ...reports.reference import log_column
+from ...reports.run_report import jpeg_uri, read_run, write_page
 from ...reports.weight_drift import drift_lines, drift_rows
 
 # %% ../../../nbs/evaluation/finetune/70_report.ipynb #cace6180
@@ -65,25 +66,25 @@ def example_answers(
 def _numbers(info, res):
     "Facts about the run, for `facts_html`"
     ft = info['finetune']
-    plan = info['finetune']['plan']
+    plan = ft['plan']
     n = res['numbers']
     return {
         'task': ft['task'],
         'examples': ft['data'],
-        'begun with': f'{ft.get("run", "unknown")}, {ft.get("which", "")}',
+        'begun with': f'{ft["run"]}, {ft["which"]}',
         'method': info['method'],
         'body': 'frozen' if plan['frozen'] else 'trained',
-        'labels': ft.get('classes', 'unknown'),
+        'labels': ft['classes'],
         'steps': f'{plan["steps"]:,} of {plan["bs"]} examples',
         'best step': n['best_step'],
         'learning rate': plan['lr'],
         'seed': info['seed'],
-        'precision': res.get('precision', info['precision']),
+        'precision': res['precision'],
         'threads': info['threads'],
-        'processor': res.get('processor', 'unknown'),
+        'processor': res['processor'],
         'seconds': round(sum(res['seconds'].values())),
-        'commit': res.get('commit') or 'unknown',
-        'date': res.get('date', ''),
+        'commit': res['commit'] or 'unknown',
+        'date': res['date'],
     }
 
 
@@ -96,12 +97,10 @@ _DRIFT = (
 def _curves(log, history):
     "Losses of the log, and the score of each evaluation"
 
-    def col(k):
-        return ([float(r['step']) for r in log if r.get(k)], [float(r[k]) for r in log if r.get(k)])
-
+    losses = dict(training=log_column(log, 'train_loss'), validation=log_column(log, 'valid_loss'))
     known = [(s, 100 * v) for s, _, v in history if v is not None]
     return [
-        curves_svg(dict(training=col('train_loss'), validation=col('valid_loss')), x='steps', y='loss'),
+        curves_svg(losses, x='steps', y='loss'),
         curves_svg(dict(validation=tuple(zip(*known))) if known else {}, x='steps', y='score in percent'),
     ]
 
@@ -145,13 +144,7 @@ def write_task_report(
     run: FilePath,  # A fine-tuned run that has a result
 ) -> Path:  # report.html in that folder
     "Write the page of a fine-tuned run"
-    run = Path(getattr(run, 'path', run))
-    info = read_run_facts(run, ('method', 'finetune'))
-    res = last_result(run)
-    log = log_rows(run)
-    samples = read_json(run / 'samples.json') if (run / 'samples.json').is_file() else {}
-    with shown_files(run):
-        page = task_report_html(info, res, log, samples.get('examples', []))
-    with atomic_file(run / 'report.html') as new:
-        new.write_text(page, encoding='utf-8')
-    return run / 'report.html'
+    folder = Path(getattr(run, 'path', run))
+    r = read_run(folder, ('method', 'finetune'))
+    page = partial(task_report_html, r['info'], r['res'], r['log'], r['samples'].get('examples', []))
+    return write_page(folder / 'report.html', page, folder)
