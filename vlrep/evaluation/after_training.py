@@ -152,7 +152,7 @@ def show_captions(
     test = context.splits['test']
     rows = [s['row'] for v in pick(samples).values() for s in v[:2]]
     show = partial(larger_image, test, data)
-    return dict(captions=sample_images(samples, test, data), **word_samples(context.model, test, rows, show=show))
+    return dict(captions=sample_images(samples, test, data), **word_samples(context.model, test, rows, show))
 
 
 def show_traces(

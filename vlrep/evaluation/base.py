@@ -137,14 +137,12 @@ class Evaluation:
         "Check the options; a `ValueError` names one that is invalid, or that belongs to another evaluation"
         for e in EVALUATIONS.values():
             for k, o in e.options.items():
-                v = options.get(k, o.default)
-                if v is None or k in self.options:
-                    continue
-                o.check(f'--{k}', v)
-                if v != o.default:
+                v = options.get(k)
+                if k not in self.options and v not in (None, o.default):
                     raise ValueError(f'--{k} {v}: belongs to --on {e.name}, not to --on {self.name}')
-        got = {k: o.default if options.get(k) is None else options[k] for k, o in self.options.items()}
+        got = {}
         for k, o in self.options.items():
+            got[k] = o.default if options.get(k) is None else options[k]
             o.check(f'--{k}', got[k])
         if unknown := set(options) - {k for e in EVALUATIONS.values() for k in e.options}:
             raise did_you_mean('option', min(unknown), self.options)

@@ -32,16 +32,21 @@ def noun_scores(
     people = caption_nouns([caption_categories(r.captions[0]) for r in recs], true)
     num = {f'{w}noun_{k}': 100 * n[k] for w, n in (('', ours), ('person_', people)) for k in ('precision', 'recall')}
 
-    def f1(p, t):
-        return 2 * len(p & t) / max(len(p) + len(t), 1)
-
-    def sample(i, r, s, p, t):
-        nouns = dict(right=sorted(p & t), wrong=sorted(p - t), missed=sorted(t - p))
-        return dict(
-            id=r.id, row=i, caption=s, reference=r.captions[0], **nouns, score=f1(p, t), tie=len(p - t) - len(p & t)
+    samples = [
+        dict(
+            id=r.id,
+            row=i,
+            caption=caption,
+            reference=r.captions[0],
+            right=sorted(p & t),
+            wrong=sorted(p - t),
+            missed=sorted(t - p),
+            score=2 * len(p & t) / max(len(p) + len(t), 1),  # F1
+            tie=len(p - t) - len(p & t),
         )
-
-    return num, [sample(i, *o) for i, o in enumerate(zip(recs, says, pred, true))]
+        for i, (r, caption, p, t) in enumerate(zip(recs, says, pred, true))
+    ]
+    return num, samples
 
 # %% ../../nbs/evaluation/42_caption_content.ipynb #a79a20dc
 def derangement(

@@ -29,14 +29,11 @@ def write_captions(
 ) -> list:  # A caption for each image
     "Caption every image of `source`"
     if isinstance(write, (list, tuple)):
-        captions = list(write)
-    else:
-        f = getattr(write, 'caption', write)
-        captions = []
-        for part in progress(np.array_split(range(len(source)), range(bs, len(source), bs)), label='captions'):
-            captions += list(f([source[int(j)].load() for j in part]))
-    if len(captions) != len(source):
-        raise ValueError(f'{len(captions)} captions for the {len(source)} images of {source.name}')
+        return list(write)
+    f = getattr(write, 'caption', write)
+    captions = []
+    for start in progress(range(0, len(source), bs), label='captions'):
+        captions += f([source[i].load() for i in range(start, min(start + bs, len(source)))])
     return captions
 
 # %% ../../nbs/evaluation/40_captioning.ipynb #3580bc8f
@@ -84,7 +81,7 @@ def caption_scores(
         raise ValueError(f'{source.name}: {len(keep)} images with captions; at least 2 are needed')
     if len(keep) < len(source):
         if isinstance(write, (list, tuple)):
-            write = [write[i] for i in keep] if len(write) == len(source) else write
+            write = [write[i] for i in keep]
         source = source.subset(keep)
     captions = write_captions(write, source, bs)
     refs = [caps[i] for i in keep]
@@ -108,7 +105,7 @@ def show_attention(
     size: float = 1.5,  # Inches a picture
 ) -> plt.Figure:  # The figure
     "Draw a picture, and the attention map of each word of its caption"
-    maps = maps.detach().float().cpu().numpy() if isinstance(maps, torch.Tensor) else np.asarray(maps)
+    maps = torch.as_tensor(maps).detach().float().cpu().numpy()
     if maps.ndim == 2:
         side = round(maps.shape[1] ** 0.5)
         maps = maps.reshape(-1, side, side)

@@ -147,16 +147,15 @@ def _attend_in_windows(attend, image, ids, max_len):
     return torch.cat(out)
 
 # %% ../../nbs/evaluation/60_grounding.ipynb #7885213a
-def _narrative_dict(n, attend, how, m, images, *, max_words, max_len, pad):
+def _narrative_dict(n, attend, how, m, images, *, max_len, pad):
     "Compute the dict of one narrative, except its picture"
     words, times = word_times(n)
     x, trace = _in_view(n, m, images)
     cut = [c[1:-1] for c in m.tokenizer.encode(words, 1 << 30)]
     who = torch.repeat_interleave(torch.tensor([len(c) for c in cut]))
     real = times[:, 1] >= times[:, 0]  # the word of each token
-    maps = _attend_in_windows(attend, x, [m.tokenizer.sos, *(i for c in cut for i in c), m.tokenizer.eos], max_len)[
-        1:-1
-    ]
+    ids = [m.tokenizer.sos, *(i for c in cut for i in c), m.tokenizer.eos]
+    maps = _attend_in_windows(attend, x, ids, max_len)[1:-1]
     span = torch.tensor(np.where(real[:, None], times + [-pad, pad], [0.0, -1.0])).float()[None]
     mask = render_traces(trace, span, tuple(maps.shape[1:]), how)[0]
     lit = [bool(k.any() and c) for k, c in zip(mask, cut)]
@@ -181,7 +180,7 @@ def _narrative_dict(n, attend, how, m, images, *, max_words, max_len, pad):
         end=end,
         strokes=strokes,
         spoken=spoken,
-        words=[word(k) for k in narrated_words(n, words, times, lit, max_words)],
+        words=[word(k) for k in narrated_words(n, words, times, lit)],
     )
 
 # %% ../../nbs/evaluation/60_grounding.ipynb #c07633f5
@@ -190,7 +189,6 @@ def trace_samples(
     m: Pretrained,  # Trained
     records: ImageTextDataset | list,  # An `ImageTextDataset` with narratives, or records with a narrative each
     larger_images: list = None,  # The same pictures with more pixels, to show
-    max_words: int = 18,  # Words of a narrative that are shown
     max_len: int = 60,  # Most tokens that the model reads at once
     *,
     time_pad: float = 0.0,  # Seconds by which the time of each word is widened, as in training
@@ -216,9 +214,7 @@ def trace_samples(
             dict(
                 id=str(r.id),
                 image=jpeg_uri(shown, 320),
-                **_narrative_dict(
-                    narratives[0], attend, render, m, pic, max_words=max_words, max_len=max_len, pad=time_pad
-                ),
+                **_narrative_dict(narratives[0], attend, render, m, pic, max_len=max_len, pad=time_pad),
             )
         )
     return out

@@ -19,55 +19,14 @@ from ..metrics.ranking import bootstrap, chance_top1
 from ..models.features import features
 
 # %% ../../nbs/evaluation/25_knn.ipynb #1d31c766
-def _largest(s, k):
-    "Columns of the `k` largest of each row of `s`, in any order (c,k)"
-    if s.device.type != 'cpu' or 300 * k <= s.shape[1]:
-        return s.topk(k, dim=1, sorted=False)[1]
-    # few rows at a time, which stay in the cache
-    a = s.numpy()
-    lo = s.shape[1] - k
-    return torch.from_numpy(
-        np.concatenate([np.argpartition(a[r : r + 32], lo, axis=1)[:, lo:] for r in range(0, len(a), 32)])
-    )
-
-
 def _nearest(s, k):
     "Find the `k` largest of each row and their columns, in order; the first of equal ones (c,k)"
-    if k == 1 and s.device.type == 'cpu':
-        i = torch.from_numpy(s.numpy().argmax(1))[:, None]
-        return s.gather(1, i), i  # the first of equals
-    i = _largest(s, min(k + 1, s.shape[1])).sort(1)[0]
+    i = s.topk(min(k + 1, s.shape[1]), dim=1, sorted=False)[1].sort(1)[0]
     top, order = s.gather(1, i).sort(dim=1, descending=True, stable=True)
     i = i.gather(1, order)
-    tie = top[:, k - 1] == top[:, k] if top.shape[1] > k else torch.zeros(0, dtype=torch.bool)
-    if tie.any():
-        i[tie, :k] = s[tie].sort(dim=1, descending=True, stable=True)[1][:, :k]
+    tie = top[:, k - 1] == top[:, -1]  # which of the equal ones `topk` gives is not defined
+    i[tie, :k] = s[tie].sort(dim=1, descending=True, stable=True)[1][:, :k]
     return top[:, :k], i[:, :k]
-
-
-def _pairs(b, chunk):
-    "Find the nearest other row of each row of `b`; yield rows, their neighbours and cosines (c,1)"
-    best = b.new_full((len(b),), -torch.inf)
-    who = torch.zeros(len(b), dtype=torch.long)
-    buffer = b.new_empty(min(chunk, len(b)) * len(b))
-
-    # an earlier picture keeps its place against an equal one
-    def tell(rows, s, axis, first):
-        i = torch.from_numpy(s.numpy().argmax(axis))
-        top = s.gather(axis, i.unsqueeze(axis)).squeeze(axis)
-        new = top > best[rows]
-        best[rows], who[rows] = torch.where(new, top, best[rows]), torch.where(new, i + first, who[rows])
-
-    for lo in progress(range(0, len(b), chunk), label='neighbours'):
-        x = b[lo : lo + chunk]
-        c = len(x)
-        n = len(b) - lo
-        s = torch.mm(x, b[lo:].T, out=buffer[: c * n].view(c, n))
-        s.fill_diagonal_(-torch.inf)
-        tell(slice(lo, lo + c), s, 1, lo)
-        if n > c:
-            tell(slice(lo + c, None), s[:, c:], 0, lo)
-        yield torch.arange(lo, lo + c), who[lo : lo + c, None].clone(), best[lo : lo + c, None].clone()
 
 # %% ../../nbs/evaluation/25_knn.ipynb #97459a6e
 def neighbours(
@@ -84,14 +43,9 @@ def neighbours(
         raise ValueError(f'k={k}: the bank has {len(bank) - alone} images to choose from')
     b = F.normalize(bank.detach().float(), dim=1)
     q = b if alone else F.normalize(query.detach().float(), dim=1)
-
-    if alone and k == 1 and b.device.type == 'cpu':
-        yield from _pairs(b, chunk)
-        return
-    buffer = b.new_empty(min(chunk, len(q)), len(b))
     for lo in progress(range(0, len(q), chunk), label='neighbours'):
         rows = torch.arange(lo, min(lo + chunk, len(q)), device=b.device)
-        s = torch.mm(q[lo : lo + chunk], b.T, out=buffer[: len(rows)])
+        s = q[lo : lo + chunk] @ b.T
         if alone:
             s[rows - lo, rows] = -torch.inf  # by its place, not by being the nearest
         top, i = _nearest(s, k)
@@ -104,9 +58,6 @@ def knn_classes(
     query: Tensor = None,  # Features of the query images; by default the bank, each without itself
     ks: tuple | list = (1, 5, 20, 200),  # Numbers of neighbours
     t: float = 0.07,  # Temperature of the votes (Wu et al. 2018 sec. 3.4); None = one neighbour, one vote
-    *,
-    classes: int = None,  # Number of classes; by default the largest of `y`, plus 1
-    chunk: int = 256,  # Query rows at a time
 ) -> Tensor:  # The class that wins, for each of `ks` (m,q)
     "Classify images by the votes of their neighbours, for all `ks` in one pass"
     ks = list(ks)
@@ -115,12 +66,10 @@ def knn_classes(
 
     if not ks or sorted(set(ks)) != ks or ks[0] < 1:
         raise ValueError(f'ks={ks}: expected numbers of neighbours, ascending')
-    if t is not None and t <= 0:
-        raise ValueError(f't={t}: a temperature above 0 is expected, or None')
     out = torch.empty(len(ks), n, dtype=torch.long, device=bank.device)
-    for rows, i, s in neighbours(bank, query, ks[-1], chunk):
+    for rows, i, s in neighbours(bank, query, ks[-1]):
         vote = torch.ones_like(s) if t is None else ((s - 1) / t).exp()
-        got = vote.new_zeros(len(rows), classes or int(y.max()) + 1)
+        got = vote.new_zeros(len(rows), int(y.max()) + 1)
         for m, (a, b) in enumerate(zip([0, *ks], ks)):
             out[m, rows] = got.scatter_add_(1, y[i[:, a:b]], vote[:, a:b]).argmax(1)
     return out

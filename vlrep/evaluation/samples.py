@@ -109,25 +109,21 @@ def near_samples(
     "Find the nearest neighbours of some pictures in the features of each network"
     n = len(dataset)
     k = min(k, n - 1)
-    if k < 1:
-        raise ValueError(f'{dataset.name}: {n} pictures have no neighbours, at least 2 are needed')
     near = {}
     for w, net in nets.items():
-        chunks = neighbours(features(net, dataset, size)['avg'], k=k)
-        near[w] = [torch.cat(parts).numpy() for parts in list(zip(*chunks))[1:]]
-    rows = np.sort(rng(seed, 'asks').permutation(n)[:queries])
-
-    def name(r):
-        return str(dataset.ids[r])
-
-    got = [
-        dict(
-            id=name(r), **{w: [[name(j), round(float(c), 4)] for j, c in zip(i[r], s[r])] for w, (i, s) in near.items()}
-        )
-        for r in rows
-    ]
-    want = {int(r) for r in rows} | {int(j) for i, _ in near.values() for r in rows for j in i[r]}
-    pics = {name(r): jpeg_uri(show(r) if show else dataset[r].load(), 120) for r in sorted(want)}
+        _, rows, cosines = zip(*neighbours(features(net, dataset, size)['avg'], k=k))
+        near[w] = torch.cat(rows).numpy(), torch.cat(cosines).numpy()
+    names = list(map(str, dataset.ids))
+    got = []
+    shown = set()
+    for r in np.sort(rng(seed, 'asks').permutation(n)[:queries]).tolist():
+        query = dict(id=names[r])
+        shown.add(r)
+        for w, (i, s) in near.items():
+            query[w] = [[names[j], round(float(c), 4)] for j, c in zip(i[r], s[r])]
+            shown.update(i[r].tolist())
+        got.append(query)
+    pics = {names[r]: jpeg_uri(show(r) if show else dataset[r].load(), 120) for r in sorted(shown)}
     out = dict(n=n, k=k, queries=got, pics=pics)
     tags = dataset.labels.get('tags')
     if tags is not None and tags.any():
@@ -140,13 +136,11 @@ def word_samples(
     m: Pretrained,  # Trained
     dataset: ImageTextDataset,  # Held-out pictures
     rows: list,  # Those that are shown, such as the first of the best, typical and worst captions
-    *,
-    show: callable = None,  # Row -> PIL image with more pixels, to show; by default the dataset's own
+    show: callable,  # Row -> PIL image with more pixels, to show
 ) -> dict:  # `words`, for samples.json; nothing if the model lacks `caption` or `attend`
     "Map the attention of the words of some captions, and add a human caption of each picture"
     if not ({'caption', 'attend'} <= set(m.capabilities) and len(rows)):
         return {}
-    show = show or (lambda r: dataset[r].load())
     words = word_maps(m, [dataset[int(r)].load() for r in rows], big=[show(int(r)) for r in rows])
     captions = [dataset[int(r)].captions for r in rows]
     return dict(words=[w | (dict(reference=c[0]) if c else {}) for w, c in zip(words, captions)])

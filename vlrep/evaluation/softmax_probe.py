@@ -7,7 +7,7 @@ __all__ = ['VIRTEX_PROBE', 'VIRTEX2_PROBE', 'MOCO_PROBE', 'MCT_PROBE', 'SoftmaxR
 
 # %% ../../nbs/evaluation/20_softmax_probe.ipynb #4451930e
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -47,13 +47,6 @@ class SoftmaxRecipe:
         if self.cosine:
             return (1 + math.cos(math.pi * at / self.epochs)) / 2
         return self.factor ** sum(at >= d for d in self.drops)
-
-    def short(
-        self,
-        epochs: int,  # Instead of the recipe's
-    ) -> 'SoftmaxRecipe':
-        "Shorten the training to `epochs`, its drops in proportion"
-        return replace(self, epochs=epochs, drops=tuple(d * epochs / self.epochs for d in self.drops))
 
 
 VIRTEX_PROBE = SoftmaxRecipe()
@@ -120,29 +113,26 @@ class Heads:
         self,
         x: Tensor,  # Features (n,d)
         y: Tensor,  # Right classes (n,)
-        bs: int = 1024,  # Rows at a time
     ) -> np.ndarray:  # (n,m): 1. where a head is right, 0. elsewhere and in diverged heads
         "Mark the rows that each head classifies correctly"
         ok = self.w.isfinite().all(0).view(self.shape).all(1)
-        hits = torch.cat([(self(a).argmax(-1) == b[:, None]) & ok for a, b in zip(x.split(bs), y.split(bs))])
+        hits = torch.cat([(self(a).argmax(-1) == b[:, None]) & ok for a, b in zip(x.split(1024), y.split(1024))])
         return hits.float().cpu().numpy()
 
 # %% ../../nbs/evaluation/20_softmax_probe.ipynb #b3413736
 def _epochs(backbone, dataset, rows, recipe, size, *, seed, p):
     "Yield epoch, features and rows of every batch of training"
 
-    def order(e):
-        return rng(seed, 'softmax order', e).permutation(len(rows))
-
     if recipe.scale is None:
         f = features(backbone, dataset.subset(rows), size)['avg'].to(p.device)
-        for e in range(recipe.epochs):
-            for i in np.array_split(order(e), range(recipe.bs, len(rows), recipe.bs)):
-                yield e, f[torch.from_numpy(i).to(p.device)], rows[i]
-        return
-    aug = TrainTransform(size or dataset.size, recipe.scale, jitter=(0, 0, 0, 0), jitter_p=0)
+    else:
+        aug = TrainTransform(size or dataset.size, recipe.scale, jitter=(0, 0, 0, 0), jitter_p=0)
     for e in range(recipe.epochs):
-        for k, i in enumerate(np.array_split(order(e), range(recipe.bs, len(rows), recipe.bs))):
+        order = rng(seed, 'softmax order', e).permutation(len(rows))
+        for k, i in enumerate(np.array_split(order, range(recipe.bs, len(rows), recipe.bs))):
+            if recipe.scale is None:
+                yield e, f[torch.from_numpy(i).to(p.device)], rows[i]
+                continue
             image, hw = dataset.images(rows[i])
             flip = torch.from_numpy(rng(seed, 'softmax flip', e, k).random(len(i)) < 0.5)
             view = aug(dict(images=image.to(p.device), hw=hw, flip=flip), (seed, 'softmax', e, k))['images']
@@ -173,7 +163,6 @@ def softmax_probe(
     recipe: SoftmaxRecipe = VIRTEX_PROBE,  # How it is trained
     *,
     size: int = None,  # Side of the views in pixels; those of the datasets by default
-    validation: float = 0.1,  # Part of `train` that chooses the rate; nothing is held out where there is only one
     name: str = 'backbone',  # Of the backbone, in the row
     seed: int = 0,  # Held-out part, order, views and initial weights depend on this alone
     draws: int = 500,  # Number of bootstrap resamples of the test images
@@ -181,11 +170,11 @@ def softmax_probe(
     # `wd`, and `tried`, a dict for each head
     "Train a softmax layer on frozen features with all rates at once; top-1 on `test` (VirTex sec. 4.1)"
     y, yt = (torch.from_numpy(class_labels(s, label)) for s in (train, test))
-    if not 0 < validation < 1 or int(validation * len(train)) < 1:
-        raise ValueError(f'validation={validation}: leaves no training or no held-out pictures of {len(train)}')
-    choose = len(recipe.lrs) * len(recipe.wds) > 1
+    if len(train) < 10:
+        raise ValueError(f'{train.name}: {len(train)} pictures; a tenth of them, at least one, chooses the rate')
+    choose = len(recipe.lrs) * len(recipe.wds) > 1  # of a single rate nothing is held out
     perm = rng(seed, 'held out').permutation(len(train))
-    cut = int(validation * len(train)) if choose else 0
+    cut = int(0.1 * len(train)) if choose else 0
     valid = np.sort(perm[:cut])
     rows = np.sort(perm[cut:])
     classes = 1 + int(max(y.max(), yt.max()))

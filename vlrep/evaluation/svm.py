@@ -37,7 +37,7 @@ def svm_axes(
     return z, v, e.clamp(min=0).to(x.dtype)
 
 # %% ../../nbs/evaluation/15_svm.ipynb #6e3e0263
-def _line(m, yq, c2, wd, dd, *, max_trials=5):
+def _line(m, yq, c2, wd, dd):
     """Steps (p,) that minimise along each problem's direction
 
     Margin violations `m` (n,p), `y` times scores of the direction `yq`
@@ -46,7 +46,7 @@ def _line(m, yq, c2, wd, dd, *, max_trials=5):
     lo = torch.zeros_like(wd)
     hi = torch.full_like(wd, torch.inf)
     cq = c2 * yq
-    for i in range(max_trials):
+    for i in range(5):
         left = torch.addcmul(m, t.expand_as(yq), yq, value=-1).clamp_(min=0)
         slope = wd + t * dd - (cq * left).sum(0)
         curve = dd + ((left > 0) * cq * yq).sum(0)
@@ -70,7 +70,6 @@ def solve_svms(
     *,
     tol: float = 1e-6,  # Duality gap at which a problem stops, relative to its objective
     iters: int = 500,  # At most so many steps
-    flat: bool = False,  # Leave the gradient as it is? Only to see what the scaling is good for
 ) -> tuple:  # Weights (r,p), relative duality gaps (p,), steps
     "Solve all `p` problems together; each ends for itself"
     out = z.new_zeros(z.shape[1], y.shape[1]) if w is None else w.clone()
@@ -89,7 +88,7 @@ def solve_svms(
         if step == iters or not live.any():
             break
         if step % 6 == 0:
-            h = 1 + (not flat) * e[:, None] * (2 * (c * (m > 0)).sum(0) / len(z))
+            h = 1 + e[:, None] * (2 * (c * (m > 0)).sum(0) / len(z))
         if live.float().mean() < 0.75:
             i = live.nonzero()[:, 0]
             w, s, y, c, m, g, h = (o[:, i] for o in (w, s, y, c, m, g, h))
@@ -134,20 +133,22 @@ class Svms:
         return (x.to(self.w) @ self.w + self.b).cpu()
 
 # %% ../../nbs/evaluation/15_svm.ipynb #b221b27e
+_FOLDS = 3
+
+
 def folds_of(
     y: np.ndarray | Tensor,  # 1 where the thing is there (n,k)
-    folds: int = 3,  # How many
 ) -> np.ndarray:  # In which fold each image is held out, for each class (n,k)
     "Split the images of every class into scikit-learn's stratified folds; a `ValueError` names a class with too few"
     positive = np.asarray(y) > 0
     out = np.zeros(positive.shape, int)
     for j, col in enumerate(positive.T):
-        if not folds <= col.sum() <= len(col) - folds:
+        if not _FOLDS <= col.sum() <= len(col) - _FOLDS:
             raise ValueError(
-                f'class {j}: {col.sum()} of {len(col)} training images show it, but {folds} folds need '
-                f'{folds} that do and {folds} that do not'
+                f'class {j}: {col.sum()} of {len(col)} training images show it, but {_FOLDS} folds need '
+                f'{_FOLDS} that do and {_FOLDS} that do not'
             )
-        for f, (_, held_out) in enumerate(StratifiedKFold(folds).split(col, np.where(col, 1, -1))):
+        for f, (_, held_out) in enumerate(StratifiedKFold(_FOLDS).split(col, np.where(col, 1, -1))):
             out[held_out, j] = f
     return out
 
@@ -156,33 +157,27 @@ def fit_svms(
     x: Tensor,  # Features, as the protocol scales them (n,d)
     y: np.ndarray | Tensor,  # 1 = there, -1 = not, 0 = only difficult, which counts as not (n,k)
     costs: tuple | list = COSTS,  # To choose from
-    folds: int = 3,  # For the choice
-    tol: float = 1e-6,  # Duality gap of each solution, relative to its objective
-    *,
-    device: str | torch.device = None,  # Where to compute; where `x` is by default
-    dtype: torch.dtype = torch.float32,  # Precision
     iters: int = 500,  # At most so many steps a solution
 ) -> Svms:
     "Choose the cost of every class by its folds, and fit it to all images"
     x = torch.as_tensor(x)
     positive = np.asarray(y) > 0
     costs = tuple(sorted(costs))
-    if costs[0] <= 0:
-        raise ValueError(f'costs={costs}: positive numbers are expected')
-    fold = folds_of(positive, folds)
+    fold = folds_of(positive)
+    folds = _FOLDS
     k = positive.shape[1]
-    z, v, e = svm_axes(x.to(device or x.device, dtype))
-    t = torch.from_numpy(positive).to(z.device)
-    sign = t.to(dtype) * 2 - 1
-    weight = t.to(dtype) + 1
-    in_ = (torch.from_numpy(fold).to(z.device)[:, :, None] != torch.arange(folds, device=z.device)).to(dtype)
+    z, v, e = svm_axes(x.float())
+    t = torch.from_numpy(positive).to(z)
+    sign = t * 2 - 1
+    weight = t + 1
+    in_ = (torch.from_numpy(fold).to(z.device)[:, :, None] != torch.arange(folds, device=z.device)).float()
     ys = sign[:, :, None].expand_as(in_).flatten(1)
     cs = (weight[:, :, None] * in_).flatten(1)
     us = []
     gaps = []
     steps = 0
     for C in progress(costs, label='support vector machines, cost'):
-        u, gap, i = solve_svms(z, e, ys, C * cs, us[-1] if us else None, tol=tol, iters=iters)
+        u, gap, i = solve_svms(z, e, ys, C * cs, us[-1] if us else None, iters=iters)
         us.append(u)
         gaps.append(gap)
         steps += i
@@ -196,12 +191,11 @@ def fit_svms(
     best = aps.mean(2).argmax(1)
     start = torch.stack([us[b].unflatten(1, (k, folds))[:, j].mean(1) for j, b in enumerate(best)], 1)
     cost = np.array(costs)[best]
-    u, gap, i = solve_svms(z, e, sign, weight * torch.tensor(cost).to(z), start, tol=tol, iters=iters)
+    u, gap, i = solve_svms(z, e, sign, weight * torch.tensor(cost).to(z), start, iters=iters)
     gap = torch.cat([*gaps, gap]).max().item()
-    if gap > tol:
+    if gap > 1e-6:
         warnings.warn(
-            f'after {iters} steps a solution is proven only to within {gap:.1e} of its minimum, not '
-            f'{tol:.0e}: give more `iters`'
+            f'after {iters} steps a solution is proven only to within {gap:.1e} of its minimum: give more `iters`'
         )
     w = v @ u
     return Svms(w[:-1], w[-1], cost, costs, aps, gap, steps + i)

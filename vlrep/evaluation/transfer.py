@@ -14,7 +14,7 @@ import torch
 from ..core.progress import progress
 from ..data.records import ImageTextDataset
 from .base import EvaluationContext, score_row
-from .linear_probe import L2S, PER_CATEGORY_L2, best_strength, fit_linear, fit_per_category
+from .linear_probe import best_strength, fit_linear, fit_per_category
 from vlrep.metrics.ranking import (
     average_precision,
     bootstrap,
@@ -33,11 +33,10 @@ def probe_multilabel(
     f: dict,  # Split -> features (n,d)
     y: dict,  # Split -> tags (n,k), 1 = present
     columns: dict,  # Question -> columns that are averaged
-    l2s: tuple | list = L2S,  # Strengths to choose from
 ) -> tuple:  # {question: (statistic, chance)} and the chosen strength
     "Measure the mean average precision of binary linear probes, one for each tag"
     probe = best_strength(
-        fit_linear(f['train'], torch.as_tensor(y['train']), l2s), f['valid'], lambda s: mean_ap(s, y['valid'])[0]
+        fit_linear(f['train'], torch.as_tensor(y['train'])), f['valid'], lambda s: mean_ap(s, y['valid'])[0]
     )
     s = probe(f['test'])[0]
     t = np.asarray(y['test'])
@@ -75,13 +74,12 @@ def mean_statistic(
 def probe_class(
     f: dict,  # Split -> features (n,d)
     y: dict,  # Split -> classes (n,)
-    l2s: tuple | list = L2S,  # Strengths to choose from
 ) -> tuple:  # Statistic, chance, chosen strength
     "Measure the top-1 accuracy of a softmax probe"
     y = {k: np.asarray(v) for k, v in y.items()}
     k = 1 + max(v.max() for v in y.values())
     probe = best_strength(
-        fit_linear(f['train'], torch.as_tensor(y['train']), l2s, classes=k), f['valid'], lambda s: top1(s, y['valid'])
+        fit_linear(f['train'], torch.as_tensor(y['train']), classes=k), f['valid'], lambda s: top1(s, y['valid'])
     )
     right = correct(probe(f['test'])[0], y['test'])
     return mean_statistic(right), chance_top1(y['train'], y['test']), probe.l2s[0]
@@ -90,20 +88,19 @@ def probe_class(
 def probe_object_location(
     f: dict,  # Split -> features (n,d) that keep spatial information
     y: dict,  # Split -> cell of each tag (n,k), -1 = no target
-    classes: int = 9,  # Number of cells
-    l2s: tuple | list = PER_CATEGORY_L2,  # Strengths to choose from
 ) -> tuple:  # Statistic, chance, chosen strengths, number of questions
     """Measure the top-1 accuracy of softmax probes of the cell of a named object
 
     One probe for each name, all shrunk towards a common one
     """
     y = {k: np.asarray(v) for k, v in y.items()}
+    classes = 9
 
     def hit(s, c):
         return (np.asarray(s.argmax(-1)) == c) & (c >= 0)
 
     probe = best_strength(
-        fit_per_category(f['train'], y['train'], classes, l2s), f['valid'], lambda s: hit(s, y['valid']).sum()
+        fit_per_category(f['train'], y['train'], classes), f['valid'], lambda s: hit(s, y['valid']).sum()
     )
     right = hit(probe(f['test'])[0], y['test']).sum(1)
     labelled = (y['test'] >= 0).sum(1)
@@ -119,7 +116,6 @@ def probe_object_location(
 def evaluate_transfer(
     f: dict,  # Split -> features, `avg` and `grid2`
     y: dict,  # Split -> labels
-    seen: int = 24,  # The first `seen` tags are categories that occur in pretraining
 ) -> 'Iterator[tuple]':  # Yields question, metric, n, chance, statistic, strength
     "Ask all questions that the labels allow, in the order of the table"
 
@@ -132,7 +128,8 @@ def evaluate_transfer(
     avg, n = pick(f, 'avg'), len(f['test']['avg'])
     if has('tags'):
         k = y['test']['tags'].shape[1]
-        cols = {'objects': range(k), 'seen objects': range(min(seen, k)), 'unseen objects': range(seen, k)}
+        # the first 24 tags are categories that occur in pretraining
+        cols = {'objects': range(k), 'seen objects': range(min(24, k)), 'unseen objects': range(24, k)}
         got, l2 = probe_multilabel(avg, pick(y, 'tags'), {q: c for q, c in cols.items() if len(c)})
         for q, (stat, chance) in got.items():
             yield q, 'mAP', n, chance, stat, l2
@@ -156,7 +153,7 @@ def bootstrap_interval(
 
     def shifted(w):
         scores = stat(w)
-        return scores - scores.mean() + value
+        return scores - np.nanmean(scores) + value
 
     return value, *bootstrap(shifted, n, draws, seed=seed)
 
@@ -208,8 +205,6 @@ def transfer_table(
     test: ImageTextDataset,  # Test scenes
     seed: int = 0,  # Of the bootstrap
     *,
-    size: int = None,  # Side of the images in pixels; those of the datasets by default
-    seen: int = 24,  # The first `seen` tags are categories that occur in pretraining
     draws: int = 500,  # Number of bootstrap resamples of the test scenes
     keep: int = 0,  # Number of resamples, shared by all runs, whose scores are kept as `draws`
 ) -> list:  # Dicts `question, metric, backbone, n, chance, value, low, high` (in percent) and `l2`, the
@@ -219,8 +214,8 @@ def transfer_table(
     y = {k: s.labels for k, s in data.items()}
     rows = []
     for who, net in backbones.items():
-        f = {k: features(net, s, size) for k, s in data.items()}
-        for q, metric, n, chance, stat, l2 in progress(evaluate_transfer(f, y, seen), label=f'{who}: question'):
+        f = {k: features(net, s) for k, s in data.items()}
+        for q, metric, n, chance, stat, l2 in progress(evaluate_transfer(f, y), label=f'{who}: question'):
             how = dict(stat=stat, scenes=len(test), seed=seed, draws=draws, keep=keep)
             rows.append(statistic_row(q, metric, who, n, chance, **how, l2=np.atleast_1d(l2).tolist()))
     if not rows:
@@ -235,14 +230,12 @@ def world_table(
     size: int = 48,  # Side of the images in pixels
     seed: int = 0,  # Of the bootstrap
     n: tuple | list = (1500, 500, 2000),  # Scenes for fitting, validation and test
-    *,
     keep: int = 0,  # As for `transfer_table`
-    **kw,  # For `world`, such as `workers`
 ) -> list:  # Rows, as `transfer_table` gives them
     "Evaluate every backbone on new scenes under domain shift"
     return transfer_table(
         backbones,
-        *(world(s, k, size=size, shifted=True, **kw) for s, k in zip(('train', 'valid', 'test'), n)),
+        *(world(s, k, size=size, shifted=True) for s, k in zip(('train', 'valid', 'test'), n)),
         seed=seed,
         keep=keep,
     )

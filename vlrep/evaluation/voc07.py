@@ -16,9 +16,9 @@ from torch import nn
 
 from ..data.records import ImageTextDataset
 from ..data.transforms import IMAGENET, EvalTransform, resize_crop
-from .base import score_row
-from .svm import COSTS, fit_svms
-from ..metrics.ranking import average_precision, bootstrap
+from .svm import fit_svms
+from .transfer import statistic_row
+from ..metrics.ranking import average_precision
 from ..models.features import features
 
 # %% ../../nbs/evaluation/35_voc07.ipynb #01663b54
@@ -62,13 +62,12 @@ def squash(
 def voc_views(
     source: ImageTextDataset,  # The photos
     spec: VocSpec,  # How they are transformed
-    bs: int = 256,  # Images at a time
     device: str | torch.device = 'cpu',  # Where they are computed
 ) -> 'Iterator[dict]':  # Yields dicts with `image` float (b,3,size,size)
     "Yield the views of the photos of `source` according to `spec`, in order"
     views = dict(centre=EvalTransform(spec.size, spec.resize), squash=partial(squash, size=spec.size))
     plain = views[spec.view]
-    for idx in torch.arange(len(source)).split(bs):
+    for idx in torch.arange(len(source)).split(256):
         image, hw = (t.to(device) for t in source.images(idx.numpy()))
         yield plain(dict(images=image, hw=hw, id=idx, flip=torch.zeros(len(idx), dtype=torch.bool, device=device)))
 
@@ -76,16 +75,15 @@ def voc_views(
 def interpolated_ap(
     scores: np.ndarray | list,  # Higher means more likely (n,)
     labels: np.ndarray | list,  # 1 or 0 (n,)
-    weights: np.ndarray | list = None,  # How often each item counts: (n,), or (draws,n) for many weightings at once
-) -> float | np.ndarray:  # A number, or (draws,); NaN where nothing is positive
+    weights: np.ndarray = None,  # How often each item counts (draws,n); once by default
+) -> float | np.ndarray:  # A number, or (draws,) with weights; NaN where nothing is positive
     """Compute average precision with interpolated precision, which never rises with recall
 
     Items of equal score are ranked together (FAIR's self-supervision benchmark, code)
     """
     scores = np.asarray(scores, np.float64)
     labels = np.asarray(labels, np.float64)
-
-    w = np.ones((1, len(scores))) if weights is None else np.atleast_2d(np.asarray(weights, np.float64))
+    w = np.ones((1, len(scores))) if weights is None else weights
     order = np.argsort(-scores, kind='stable')
     w = w[:, order]
     ends = np.append(np.flatnonzero(np.diff(scores[order])), len(scores) - 1)
@@ -94,7 +92,7 @@ def interpolated_ap(
     precision = np.maximum.accumulate((found / np.maximum(seen, 1e-12))[:, ::-1], 1)[:, ::-1]
     with np.errstate(invalid='ignore'):
         ap = (precision * np.diff(found, axis=1, prepend=0)).sum(1) / found[:, -1]
-    return ap if np.ndim(weights) == 2 else float(ap[0])
+    return float(ap[0]) if weights is None else ap
 
 # %% ../../nbs/evaluation/35_voc07.ipynb #3a47e13b
 def _class_aps(s, y, ap, w):
@@ -106,38 +104,6 @@ def _class_aps(s, y, ap, w):
         out.append(score(s[labelled, j], (y[labelled, j] > 0).astype(float), w[:, labelled]))
     return np.stack(out, 1)
 
-
-def _rows(s, y, names, ap, seed, *, draws):
-    "Question, number of images, chance, value and both ends of the interval, for the mean and for each class"
-    results = {}
-
-    def aps(w):
-        if w.shape not in results:
-            results[w.shape] = _class_aps(s, y, ap, w)
-        return results[w.shape]
-
-    ones = _class_aps(s, y, ap, np.ones((1, len(y))))[0]
-    labelled = (y != 0).sum(0)
-    chance = (y > 0).sum(0) / labelled
-
-    def ends(stat, value):
-        def shifted(w):
-            scores = stat(aps(w))
-            return scores - np.nanmean(scores) + value
-
-        return bootstrap(shifted, len(y), draws, seed)
-
-    yield (
-        f'mean of {len(names)} classes',
-        'mAP',
-        len(y),
-        chance.mean(),
-        ones.mean(),
-        *ends(lambda a: np.nanmean(a, 1), ones.mean()),
-    )
-    for j, n in enumerate(names):
-        yield n, 'AP', int(labelled[j]), chance[j], ones[j], *ends(lambda a: a[:, j], ones[j])
-
 # %% ../../nbs/evaluation/35_voc07.ipynb #a12c2a92
 def voc07(
     backbone: nn.Module,  # `backbone(images)` gives a grid (b,c,h,w); it stays as it is
@@ -146,12 +112,10 @@ def voc07(
     spec: str | VocSpec = 'v2',  # `v1`, `v2`, `loctex`, `icmlm`, or a `VocSpec`
     size: int = None,  # Side of the views, for networks trained at a size other than 224 pixels
     *,
-    costs: tuple | list = COSTS,  # To choose from
     ap: str = 'sklearn',  # Average precision that is reported: `sklearn` or `interpolated`
     name: str = 'backbone',  # Of the backbone, in the rows
     seed: int = 0,  # Of the bootstrap
     draws: int = 500,  # Number of bootstrap resamples of the test photos
-    device: str | torch.device = None,  # Where the machines are fitted; the CPU by default
 ) -> list:  # Dicts `question, metric, backbone, n, chance, value, low, high` (in percent),
     # `cost`, `spec`, `ap`
     "Evaluate by the VOC07 protocol (VirTex sec. 4.1): costs are chosen on folds of `train`, `test` is only ranked"
@@ -160,20 +124,38 @@ def voc07(
     y = train.labels['present']
     yt = test.labels['present']
     names = train.names.get('present') or [f'class {j}' for j in range(y.shape[1])]
-    if (test.names.get('present') or names) != names or yt.shape[1] != y.shape[1]:
-        raise ValueError(f'{train.name} and {test.name} do not have the same classes')
     usable = np.flatnonzero(((y > 0).sum(0) >= 3) & ((y <= 0).sum(0) >= 3) & ((yt > 0).sum(0) > 0))
     if not len(usable):
         raise ValueError(f'{train.name}: no class is shown three times in training and once in the test')
     spec = spec.at(size) if size else spec
     dev = next(backbone.parameters(), torch.zeros(())).device
     f, ft = (F.normalize(features(backbone, voc_views(s, spec, device=dev))[spec.pool], dim=1) for s in (train, test))
-    svms = fit_svms(f, y[:, usable], costs, device=device)
+    svms = fit_svms(f, y[:, usable])
     s = svms(ft).double().numpy()
-    chosen = [float(c) for c in svms.cost]
-    return [
-        score_row(q, m, name, n, chance=chance, value=value, low=low, high=high, cost=c, spec=asdict(spec), ap=ap)
-        for (q, m, n, chance, value, low, high), c in zip(
-            _rows(s, yt[:, usable], [names[j] for j in usable], ap, seed, draws=draws), [chosen, *chosen]
+    yt = yt[:, usable]
+    results = {}
+
+    def aps(w):
+        "Compute the average precisions; cached, because all rows share their resamples"
+        if w.shape not in results:
+            results[w.shape] = _class_aps(s, yt, ap, w)
+        return results[w.shape]
+
+    labelled = (yt != 0).sum(0)
+    chance = (yt > 0).sum(0) / labelled
+    cost = [float(c) for c in svms.cost]
+    how = dict(scenes=len(yt), seed=seed, draws=draws, spec=asdict(spec), ap=ap)
+    question = f'mean of {len(usable)} classes'
+    rows = [
+        statistic_row(
+            question, 'mAP', name, len(yt), chance.mean(), stat=lambda w: np.nanmean(aps(w), 1), cost=cost, **how
         )
     ]
+    for j, column in enumerate(usable):
+        n = int(labelled[j])
+        rows.append(
+            statistic_row(
+                names[column], 'AP', name, n, chance[j], stat=lambda w, j=j: aps(w)[:, j], cost=cost[j], **how
+            )
+        )
+    return rows

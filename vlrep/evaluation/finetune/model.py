@@ -7,7 +7,7 @@ __all__ = ['AnswerHead', 'without_regions', 'SupportsFusion', 'FinetuneModel', '
 
 # %% ../../../nbs/evaluation/finetune/40_model.ipynb #0c6fb7f6
 from types import SimpleNamespace
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 import torch
 import torch.nn as nn
@@ -65,7 +65,6 @@ def without_regions(
     return {k: v for k, v in batch.items() if k != 'images' and not k.startswith('region_')} | gone
 
 
-@runtime_checkable
 class SupportsFusion(Protocol):
     """A model that can be fine-tuned: it has `fuse`
 
@@ -95,8 +94,6 @@ class FinetuneModel(nn.Module):
         seed: int = 0,  # Of the head
     ):
         super().__init__()
-        if not isinstance(body, SupportsFusion):
-            raise ValueError(f'{type(body).__name__}: has no `fuse`, so it cannot combine a text and an image')
         pooler = 'cls' if body.poolers == ('cls',) else pooler
         self.body = body
         self.frozen = frozen

@@ -14,6 +14,7 @@ import torch
 from fastcore.basics import patch
 from PIL import Image
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from ...core.files import FilePath, brief
 from ...data.image_files import has_text, some_of
@@ -153,27 +154,32 @@ class Answerer:
 
     def boxes(
         self,
-        boxes: list,  # Of tuples x0 y0 x1 y1, parts of width and height; None
-    ) -> dict:  # `region_boxes` (1,n,4) and `region_counts` (1,), or nothing
-        "Turn the boxes of one image into a batch; a `ValueError` says what is wrong with them"
+        images: list,  # Of each image a list of tuples x0 y0 x1 y1, parts of width and height, or None
+    ) -> dict:  # `region_boxes` (b,n,4) and `region_counts` (b,), or nothing
+        "Turn the boxes of images into a batch; a `ValueError` says what is wrong with them"
         if self.regions == 'files':
             raise ValueError(
                 'this run reads region features from files: it answers about images that have them, with '
                 'vlrep finetune, and not about a new one'
             )
         if self.regions == 'grid':
-            if boxes is not None:
+            if any(boxes is not None for boxes in images):
                 raise ValueError('boxes: this run reads cells of a grid, leave them out')
             return {}
-        if boxes is None or not len(boxes):
-            raise ValueError(
-                'boxes: this run reads regions of boxes, give them as parts of width and height, such as '
-                '[(0, 0, 1, 1)] for the whole image'
-            )
-        b = torch.as_tensor(np.asarray(boxes, np.float32)).reshape(len(boxes), -1)
-        if b.shape[1:] != (4,) or not ((b >= 0) & (b <= 1)).all() or not (b[:, 2:] > b[:, :2]).all():
-            raise ValueError(f'boxes: {some_of(boxes)}: four numbers from 0 to 1 each, left, top, right, bottom')
-        return dict(region_boxes=b[None], region_counts=torch.tensor([len(b)]))
+        tensors = []
+        for boxes in images:
+            if boxes is None or not len(boxes):
+                raise ValueError(
+                    'boxes: this run reads regions of boxes, give them as parts of width and height, such as '
+                    '[(0, 0, 1, 1)] for the whole image'
+                )
+            b = torch.as_tensor(np.asarray(boxes, np.float32)).reshape(len(boxes), -1)
+            if b.shape[1:] != (4,) or not ((b >= 0) & (b <= 1)).all() or not (b[:, 2:] > b[:, :2]).all():
+                raise ValueError(f'boxes: {some_of(boxes)}: four numbers from 0 to 1 each, left, top, right, bottom')
+            tensors.append(b)
+        return dict(
+            region_boxes=pad_sequence(tensors, batch_first=True), region_counts=torch.tensor([len(b) for b in tensors])
+        )
 
     def _texts(self, questions):
         "Questions as tokens; what is cut is counted in a warning"
@@ -192,21 +198,11 @@ class Answerer:
             )
         return {k: text[k] for k in ('tokens', 'lengths', 'segments')}
 
-    def _boxes(self, many):
-        "Collect the boxes of several images into a batch"
-        got = [self.boxes(b) for b in many]
-        if not got[0]:
-            return {}
-        n = max(g['region_boxes'].shape[1] for g in got)
-        pad = [torch.nn.functional.pad(g['region_boxes'], (0, 0, 0, n - g['region_boxes'].shape[1])) for g in got]
-        return dict(region_boxes=torch.cat(pad), region_counts=torch.cat([g['region_counts'] for g in got]))
-
     def probabilities(
         self,
         image: FilePath | Image.Image | np.ndarray | Tensor | list,  # A picture, or a list of them
         question: str | list,  # A question, or a list of them
         boxes: list = None,  # As for `answer`
-        bs: int = 64,  # Questions at a time
     ) -> Tensor:  # (k,), or (n,k) for a list
         "Compute the probability of each label"
         if self.task.closed or not self.task.asks:
@@ -215,14 +211,15 @@ class Answerer:
             )
         images, questions, own, one = _pairs(image, question, boxes)
         text = self._texts(questions)
-        regions = self._boxes(own)
-        p = next(self.model.parameters())
+        regions = self.boxes(own)
+        device = next(self.model.parameters()).device
         out = []
+        bs = 64  # questions at a time
         for i in range(0, len(questions), bs):
             pictures = [_picture(x) for x in images[i : i + bs]]
             batch = {**self.view.batch(pictures), **{k: v[i : i + bs] for k, v in (text | regions).items()}}
             with frozen(self.model):
-                out.append(self.model({k: v.to(p.device) for k, v in batch.items()})['logits'].float().sigmoid().cpu())
+                out.append(self.model({k: v.to(device) for k, v in batch.items()})['logits'].float().sigmoid().cpu())
         out = torch.cat(out)
         return out[0] if one else out
 
@@ -246,11 +243,7 @@ def _pairs(image, question, boxes):
     images, questions = (list(x) if m else [x] * n for x, m in zip((image, question), many))
     if len(images) != len(questions):
         raise ValueError(f'question: {len(questions)} for {len(images)} images')
-    if not n:
-        raise ValueError('question: an empty list')
     own = list(boxes) if many[0] and boxes is not None else [boxes] * n
-    if len(own) != n:
-        raise ValueError(f'boxes: of {len(own)} images, and there are {n}')
     return images, questions, own, False
 
 # %% ../../../nbs/evaluation/finetune/60_results.ipynb #4561a936
@@ -270,8 +263,6 @@ def answer(
             f'{self.name}: was not fine-tuned on questions: vlrep finetune {self.name} --task vqa makes a '
             f'run that answers'
         )
-    if top < 1:
-        raise ValueError(f'top={top}: at least 1 answer')
     p = probabilities(image, question, boxes)
     labels = probabilities.__self__.labels
 

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['TaskCollator', 'FixedLengthEpochs', 'TaskScore', 'BestScore', 'KeptBest', 'text_limit', 'freeze_unused_parameters',
-           'task_loss', 'finetune_learner', 'fit_task']
+           'finetune_learner', 'fit_task']
 
 # %% ../../../nbs/evaluation/finetune/50_training.ipynb #f298d465
 from collections.abc import Callable
@@ -155,11 +155,9 @@ class TaskScore(Metric):
             if not rows:
                 return None
             rows = np.concatenate(rows)
-            decisions = np.concatenate(decisions)
-            if self.dist.world_size > 1:  # the order of one process
-                order = np.argsort(rows, kind='stable')
-                rows = rows[order]
-                decisions = decisions[order]
+            order = np.argsort(rows, kind='stable')  # that of one process
+            rows = rows[order]
+            decisions = np.concatenate(decisions)[order]
             whole = np.array_equal(rows, np.arange(len(self.examples)))
             seen = self.examples if whole else self.examples.subset(rows)
             self._value = next(iter(self.task.measure(decisions, seen, draws=1).values()))[0]
@@ -259,17 +257,6 @@ def freeze_unused_parameters(
         p.requires_grad_(False)
     return [n for n, _ in idle]
 
-# %% ../../../nbs/evaluation/finetune/50_training.ipynb #b7eca3b0
-def task_loss(
-    task: FinetuneTask,  # Its loss counts
-) -> Callable:  # (output, batch) -> total and count
-    "Make the loss of a task on the output of `FinetuneModel`"
-
-    def loss(out, batch):
-        return task.loss(out['logits'].float(), batch['target'])
-
-    return loss
-
 # %% ../../../nbs/evaluation/finetune/50_training.ipynb #110692cf
 def finetune_learner(
     model: FinetuneModel,  # Body and head
@@ -322,7 +309,11 @@ def finetune_learner(
     if several:
         freeze_unused_parameters(model.to(dist.device), dls.train.one_batch()[0])
         rules.append(DDPTraining(dist))
-    return learner(dls, model, task_loss(task), opt, cbs=[*rules, *cbs], metrics=[score])
+
+    def loss(out, batch):
+        return task.loss(out['logits'].float(), batch['target'])
+
+    return learner(dls, model, loss, opt, cbs=[*rules, *cbs], metrics=[score])
 
 # %% ../../../nbs/evaluation/finetune/50_training.ipynb #964018e6
 def fit_task(

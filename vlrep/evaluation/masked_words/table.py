@@ -72,12 +72,13 @@ def _hits(scores, answers):
 
 
 @torch.no_grad()
-def _asked(m, dataset, samples, bs, seed):
+def _asked(m, dataset, samples, seed):
     "Name of each way to predict -> hits of every sample (n,2)"
     fill = m.capabilities['fill_mask']
     counts = m.capabilities['masked_counts']()
     others = derangement(len(dataset), seed) if len(dataset) > 1 else None
     device = counts.device
+    bs = 64  # captions at a time
     out = dict(right=[], other=[], text=[], unigram=[])
     for k in progress(range(0, len(samples), bs), label='masked words'):
         rows, ids, _, answers = zip(*samples[k : k + bs])
@@ -100,15 +101,13 @@ def masked_word_table(
     who: str = 'model',  # Name of the model
     n: int = 1000,  # Words that are masked
     seed: int = 0,  # Which, and of the bootstrap
-    *,
-    bs: int = 64,  # Captions at a time
     keep: int = 0,  # As for `pointing_table`
 ) -> list:  # Rows as those of `transfer_table`, in percent
     "Measure top-1 and top-5 accuracy on the masked word, and with less information"
     known = (m.capabilities['masked_counts']() > 0).cpu().numpy()
     samples = masked_samples(dataset, m.tokenizer, known, n, seed=seed, max_len=m.max_len)
     with m.evaluating():
-        got = _asked(m, dataset, samples, bs, seed)
+        got = _asked(m, dataset, samples, seed)
 
     at = [s[0] for s in samples]
     how = dict(scenes=len(dataset), seed=seed, keep=keep, l2=[])

@@ -29,7 +29,6 @@ def retrieval_samples(
     k: int = 4,  # How many of the nearest
     *,
     asks: int = 3,  # Images, and captions, as queries
-    max_images: int = 40,  # Images in the matrix
 ) -> dict:  # `images` and `captions`: (row, its nearest) each; `matrix`: cosines of images with a caption
     # of each (s,s), and its `rows`
     "Find the nearest candidates of some images and captions, drawn at random"
@@ -39,7 +38,7 @@ def retrieval_samples(
         return np.sort(rng(seed, 'retrieval', what).permutation(n)[:m]).tolist()
 
     first = np.unique(owner, return_index=True)[1]
-    shown = row('matrix', len(images), max_images)
+    shown = row('matrix', len(images), 40)
     return dict(
         images=[
             (i, _nearest(images[i], captions, set(np.flatnonzero(owner == i)), k))

@@ -33,7 +33,6 @@ def hardest_negatives_loss(
     own: Tensor = None,  # Other matching pairs, which are no negatives: bool (b,b)
 ) -> Tensor:  # ()
     "Compute the hinge on the hardest negative of each image and of each caption, summed over the batch (VSE++ eq. 6)"
-
     right = s.diagonal()
     none = torch.eye(len(s), dtype=torch.bool, device=s.device)
     other = s.masked_fill(none if own is None else none | own, -torch.inf)
@@ -114,16 +113,13 @@ def fit_vsepp(
     f: Tensor,  # Features of the training images (n,c)
     texts: list,  # Their captions (m,)
     image_of: np.ndarray,  # Row of the image of each caption (m,)
-    recipe: VseppRecipe = None,  # The paper's by default
+    recipe: VseppRecipe = VseppRecipe(),  # The paper's by default
     seed: int = 0,  # Of initial weights and order
     *,
     log: callable = print,  # Called with the loss, about eight times
     device: str | torch.device = 'cpu',  # Where to train
 ) -> tuple:  # `VseppEncoders`, trained, and the vocabulary
     "Train a linear layer and a text encoder on features that stay as they are"
-    recipe = recipe or VseppRecipe()
-    if recipe.bs < 2:
-        raise ValueError(f'bs={recipe.bs}: a pair that is alone has no negatives; take at least 2')
     numbers = word_numbers(texts, recipe.min_count)
     ids = encode_words(texts, numbers)
     owner = torch.as_tensor(image_of)
@@ -161,11 +157,11 @@ def vsepp_vectors(
     numbers: dict,  # Its vocabulary
     f: Tensor,  # Features of images (n,c)
     texts: list,  # Captions (m,)
-    bs: int = 512,  # At a time
 ) -> tuple:  # Vectors of images (n,d) and of captions (m,d), on the CPU
     "Embed images and captions in the joint space"
     device = model.image.weight.device
     ids = encode_words(texts, numbers)
+    bs = 512  # at a time
     v = [model.embed_image(x.to(device)).cpu() for x in f.split(bs)]
     t = [
         model.embed_text(*(x.to(device) for x in pad_tokens(ids[a : a + bs], _PAD))).cpu()
