@@ -133,8 +133,8 @@ def bleu_counts(
     out = []
     for caption, references, ngrams in zip(words, refs.words, refs.ngrams):
         mine = _ngrams(caption)
-        most = [reduce(or_, counts) for counts in zip(*ngrams)]  # the largest count in any reference
-        hits = [(a & b).total() for a, b in zip(mine, most)]
+        largest = [reduce(or_, counts) for counts in zip(*ngrams)]  # counts in any of the references
+        hits = [(a & b).total() for a, b in zip(mine, largest)]
         n = len(caption)
         nearest = min(map(len, references), key=lambda length: (abs(length - n), length))
         out.append([*hits, *(counts.total() for counts in mine), n, nearest])
