@@ -32,11 +32,11 @@ def small_bert(scenes, log):
 
 
 def classifier(scenes, log):
-    return train_region_classifier(scenes, RegionClassifierPlan(steps=2, bs=4, width=4), log=log).state_dict()
+    return train_region_classifier(scenes, RegionClassifierPlan(steps=2, bs=4, width=8), log=log).state_dict()
 
 
 def regions(scenes, log):
-    encoder = RegionEncoder(make_backbone(10, 4).eval(), 'boxes')
+    encoder = RegionEncoder(make_backbone(10, 8).eval(), 'boxes')
     cache = cache_regions(encoder, scenes, RegionReader('boxes'), 32, log=log)
     return {k: v.contiguous() for k, v in cache(range(len(scenes)), np.zeros(len(scenes), bool)).items()}
 

@@ -145,10 +145,10 @@ def test_the_unseen_class_is_found_by_its_attributes(awa2):
 
 
 def test_any_model_is_evaluated(awa2):
-    m = Pretrained(make_backbone(10, 4), EvalTransform(32), 32, name='RUN')
+    m = Pretrained(make_backbone(10, 8), EvalTransform(32), 32, name='RUN')
     about = EvaluationContext(
         m,
-        SimpleNamespace(visual_depth=10, visual_width=4, size=32),
+        SimpleNamespace(visual_depth=10, visual_width=8, size=32),
         dict(method='none', seed=0, data=dict(name='world')),
         DATASETS['world'].options,
         awa2,
@@ -194,8 +194,8 @@ def test_the_published_split_decides_which_images_are_trained_on(awa2):
     assert rows == dict(zip(('train', 'validation', 'test'), map(sorted, loc.values())))
     (awa2 / 'JPEGImages' / 'antelope' / 'antelope_10000.jpg').write_bytes(b'no photo')
     lines = []
-    m = Pretrained(make_backbone(10, 4), EvalTransform(32), 32, name='RUN')
-    recipe = SimpleNamespace(visual_depth=10, visual_width=4, size=32)
+    m = Pretrained(make_backbone(10, 8), EvalTransform(32), 32, name='RUN')
+    recipe = SimpleNamespace(visual_depth=10, visual_width=8, size=32)
     info = dict(method='none', seed=0, data=dict(name='world'))
     about = EvaluationContext(m, recipe, info, DATASETS['world'].options, awa2, log=lines.append)
     got = evaluate_zeroshot(about, 'awa2')

@@ -68,7 +68,7 @@ def test_compiled_stages_compute_the_same():
 
     torch.manual_seed(0)
     images = torch.randn(2, 3, 16, 16)
-    nets = [make_backbone(10, 4) for _ in range(2)]
+    nets = [make_backbone(10, 8) for _ in range(2)]
     ran = []
 
     def backend(graph, inputs):

@@ -37,7 +37,7 @@ class BertName:
 
 # %% ../../nbs/methods/00_recipe.ipynb #cc2eb907
 ResNet = Choice(10, 18, 34, 50, 101, 152)
-Channels = Int(4, 512)
+Channels = Int(8, 512)
 Width = Int(8, 16384)
 Layers = Int(1, 64)
 HeadCount = Int(0, 256)

@@ -47,6 +47,11 @@ class Backbone(nn.Module):
         autocast=None,  # None, or the `torch.dtype` in which the backbone alone computes
     ):
         super().__init__()
+        if width < 8:
+            raise ValueError(
+                f'width {width}: at least 8 channels are needed; with fewer, oneDNN writes past its memory in strided '
+                '1x1 convolutions on CPUs with AVX2 alone (uxlfoundation/oneDNN#6035)'
+            )
         self.conv1 = nn.Conv2d(3, width, 7, 2, 3, bias=False)
         self.bn1 = nn.BatchNorm2d(width)
         self.relu = nn.ReLU(inplace=True)
