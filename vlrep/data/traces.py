@@ -9,6 +9,8 @@ __all__ = ['TRACE_RENDERINGS', 'render_traces']
 import torch
 from torch import Tensor
 
+from ..core.registry import did_you_mean
+
 # %% ../../nbs/data/45_traces.ipynb #f8824368
 def _expand(n):
     "Return for every item of groups of sizes `n` (k,) the index of its group and its position in the group"
@@ -160,6 +162,8 @@ def render_traces(
     how: str = 'polyline',  # What a trace covers, one of `TRACE_RENDERINGS`
 ) -> Tensor:  # Which cells each token's part of the trace covers, bool (b,s,h,w)
     "Draw the part of the trace that belongs to each token as a mask (LocTex sec. 3.4); t <= -1e6 is padding"
+    if how not in TRACE_RENDERINGS:
+        raise did_you_mean('how', how, TRACE_RENDERINGS)
     h, w = grid if isinstance(grid, (tuple, list)) else (grid, grid)
     span = span.to(trace.device)
     which, row, col = _groups(span)

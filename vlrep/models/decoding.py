@@ -22,6 +22,8 @@ def _allowed(logits, tokens, never, repeat):
     "Scores (r,v) of the token after `tokens` (r,s), -inf where it must not be written"
     if len(never):
         logits = logits.index_fill(1, torch.as_tensor(list(never), device=logits.device), -torch.inf)
+    if repeat not in (True, False, 'virtex'):
+        raise ValueError(f"repeat={repeat!r}: True, False or 'virtex' is expected")
     if repeat == 'virtex':  # log-probabilities, which are not renormalised when the last word is ruled out
         logits = logits.log_softmax(-1)
         return logits if tokens.shape[1] == 1 else logits.scatter(1, tokens[:, -1:], -10_000.0)
