@@ -218,7 +218,7 @@ if other: jobs = [('train', 3000, 32, False), ('train', 1500, 48, False, 'narrat
 else: jobs = [('valid', 200, 32, False), ('test', 1000, 32, False), ('train', 1000, 32, True), ('valid', 500, 32, True),
               ('test', 800, 32, True), ('train', 1200, 48, False), ('valid', 300, 48, False), ('test', 300, 48, False),
               ('train', 400, 96, False, 'narrative')]
-for split,n,size,shifted,*more in jobs: world(split, n, size, shifted, workers=1, with_=more)
+for split,n,size,shifted,*more in jobs: world(split, n, size, shifted, with_=more)
 if not other: os._exit(0)
 code = os.waitstatus_to_exitcode(os.waitpid(other, 0)[1])
 if not code: print('  ok   the world is drawn', flush=True)
