@@ -59,7 +59,7 @@ Temperature = Float(0, 1e3, above=True)
 GroupSize = Int(0, 10**6)
 _MemoryOrder = Choice('auto', 'channels_last', 'contiguous')
 _Compiled = Choice('none', 'backbone', 'model')
-_TextForm = Choice('auto', 'nfkd', 'nfkc', 'none')
+_Form = Choice('auto', 'nfkd', 'nfkc', 'none')
 
 # %% ../../nbs/methods/00_recipe.ipynb #a06d964e
 @dataclass(frozen=True, kw_only=True)
@@ -159,7 +159,7 @@ _SideWords = Annotated[str, Parsed(mirror_pairs, 'auto, none, or pairs of words 
 class TextRecipe(MethodRecipe):
     "Options of methods that read captions"
 
-    normalise: _TextForm = 'auto'  # Form of letters: nfkd as in the papers, nfkc, none; auto: by the captions
+    normalise: _Form = 'auto'  # Form of letters: nfkd as in the papers (no marks), nfkc, none; auto: by the captions
     mirror_words: _SideWords = 'auto'  # Words a mirror exchanges; auto: left=right if English (not every verb left is
     # known)
     max_cut: UnitInterval = 0.5  # Share of the tokens that may be cut off by max_len, before the run is refused
