@@ -683,7 +683,7 @@ def test_a_mistake_is_one_line_with_file_and_field(tmp_path, capsys, old, new, s
         (('plan',), 'Missing from vlrep study plan: FILE'),
         (('run', 'a.toml'), 'Missing from vlrep study run: --out'),
         (('report', 'nowhere'), 'nowhere: no such file'),
-        (('run', 'a.toml', '--out', 'b', '--jobs', '0'), '--jobs 0'),
+        (('run', 'a.toml', '--out', 'b', '--jobs', '0'), '--jobs: 0: at least 1'),
         (('plan', 'nowhere.toml'), 'nowhere.toml: no such file'),
     ],
 )

@@ -121,8 +121,9 @@ def to_hwc(
     image: np.ndarray | torch.Tensor,  # uint8 or float in [0,1]; (h,w,3), (3,h,w), an array or a tensor
 ) -> np.ndarray:  # uint8 (h,w,3)
     "Convert `image` to an array to draw; raise a `ValueError` if its shape is not that of an image"
-    if isinstance(image, torch.Tensor) and image.is_floating_point():
-        image = image.detach().float().cpu()
+    if isinstance(image, torch.Tensor):
+        image = image.detach().cpu()
+        image = image.float() if image.is_floating_point() else image
     a = np.asarray(image)
     if a.ndim != 3 or 3 not in (a.shape[0], a.shape[-1]):
         raise ValueError(f'not an image: shape {a.shape}, expected (h,w,3) or (3,h,w)')

@@ -22,6 +22,8 @@ def take_part(
     seed: int = 0,  # Another seed gives another part; with one seed, smaller parts lie within larger ones
 ) -> ImageTextDataset:  # In the order of `dataset`
     "Take a random part of the images (VirTex sec. 4.2), by their ids: another image changes it by one image at most"
+    if not 0 < part <= 1:
+        raise ValueError(f'part={part}: more than 0 and at most 1 is expected')
     order = np.argsort(uniform_by_name(dataset.ids, seed, 'part'), kind='stable')
     return dataset.subset(np.sort(order[: max(1, round(part * len(dataset)))]))
 

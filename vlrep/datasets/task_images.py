@@ -8,6 +8,7 @@ __all__ = ['image_questions', 'image_statements', 'image_plots', 'QuestionOrder'
 # %% ../../nbs/datasets/88_task_images.ipynb #e2ca9531
 import hashlib
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
@@ -37,6 +38,13 @@ def _gathered(examples, keep, what, log):
     return examples.base.subset(used), [keep[order[a:b]] for a, b in zip(ends, ends[1:])]
 
 # %% ../../nbs/datasets/88_task_images.ipynb #1efe7e5b
+def _questions(i, *, ids, texts, replies):
+    "Make the record of an image with its questions; another process can be sent it"
+    first = int(texts.rows[i])
+    questions = [dict(question=q, answers=replies[first + k]) for k, q in enumerate(texts[i])]
+    return Record(str(ids[i]), questions=questions)
+
+
 def image_questions(
     examples: TaskDataset,  # A part of VQA 2.0 or VizWiz, with answers
     log: Callable = print,  # Called with how many questions and answers have no text
@@ -59,20 +67,20 @@ def image_questions(
     texts = TextBuffer([questions[i] for i in rows] for rows in at)
     replies = TextBuffer(answers[i] for rows in at for i in rows)
 
-    def record(i):
-        first = int(texts.rows[i])
-        return Record(
-            str(ids[i]),
-            questions=[dict(question=q, answers=replies[first + k]) for k, q in enumerate(texts[i])],
-        )
-
     # a number for each image, so that a change of its questions and answers is noticed
     joined = ['\0'.join([questions[i], *answers[i]]).encode() for rows in at for i in rows]
     each = np.array([int.from_bytes(hashlib.blake2b(t, digest_size=7).digest(), 'little') for t in joined], np.int64)
     digest = np.bitwise_xor.reduceat(each * np.arange(1, len(each) + 1), texts.rows[:-1])
-    return images.annotate({'digest of questions': digest}, records=record)
+    return images.annotate(
+        {'digest of questions': digest}, records=partial(_questions, ids=ids, texts=texts, replies=replies)
+    )
 
 # %% ../../nbs/datasets/88_task_images.ipynb #2ebaa96b
+def _statements(i, *, ids, texts, answers):
+    "Make the record of an image with its statements"
+    return Record(str(ids[i]), statements=[dict(text=t, label=l) for t, l in zip(texts[i], answers[i])])
+
+
 def image_statements(
     examples: TaskDataset,  # A part of SNLI-VE
     log: Callable = print,  # Called with how many statements have no text, and how many images have no caption
@@ -93,10 +101,8 @@ def image_statements(
     texts = TextBuffer([statements[i] for i in l] for l in mine)
     answers = TextBuffer([labels[i] for i in l] for l in mine)
 
-    def record(i):
-        return Record(str(ids[i]), statements=[dict(text=t, label=l) for t, l in zip(texts[i], answers[i])])
-
-    return images.with_captions(caps).annotate({}, records=record)
+    records = partial(_statements, ids=ids, texts=texts, answers=answers)
+    return images.with_captions(caps).annotate({}, records=records)
 
 
 def image_plots(

@@ -124,6 +124,8 @@ def voc07(
     y = train.labels['present']
     yt = test.labels['present']
     names = train.names.get('present') or [f'class {j}' for j in range(y.shape[1])]
+    if yt.shape[1] != y.shape[1] or (test.names.get('present') or names) != names:
+        raise ValueError(f'{train.name} and {test.name} do not have the same classes')
     usable = np.flatnonzero(((y > 0).sum(0) >= 3) & ((y <= 0).sum(0) >= 3) & ((yt > 0).sum(0) > 0))
     if not len(usable):
         raise ValueError(f'{train.name}: no class is shown three times in training and once in the test')

@@ -140,6 +140,7 @@ def run_spec(
     one_of('--method', method, METHODS)
     one_of('--data', data, DATASETS)
     name = recipe_name(method, name, data)
+    resolve_options(method, name, (), data)  # what does not fit together is said before a missing file
     _check_root(data, root)
     file, backbone, shape = _initial_weights(weights_file, backbone)
     small = tiny_changes(get_recipe(method, name), DATASETS[data].options) if tiny else []

@@ -249,6 +249,8 @@ def compare_curve(
 ) -> dict:  # As from `curve_verdict`
     "Compare the losses of a run folder with its reference; a `ValueError` names a file that is missing or damaged"
     folder = Path(getattr(run, 'path', run))
+    if not (folder / 'log.csv').is_file():
+        raise ValueError(f'{folder / "log.csv"}: no such log')
     return curve_verdict(read_run_facts(folder, ('method', 'recipe', 'data')), log_rows(folder))
 
 # %% ../../nbs/reports/25_reference.ipynb #287d7e42

@@ -102,7 +102,11 @@ def run_facts(
 def _asked(folder):
     "Read what `_evaluate_run` has found so far: name of an evaluation -> rows and seconds"
     path = Path(folder) / 'asked.json'
-    return read_json(path) if path.exists() else {}
+    got = read_json(path) if path.exists() else {}
+    names = dict.fromkeys(got, dict) if isinstance(got, dict) else {}
+    for name, part in check_types(got, names, path).items():
+        check_types(part, dict(rows=list[dict], seconds=float), f'{path}, {name}', ('rows', 'seconds'))
+    return got
 
 
 def _evaluate_run(study, folder, log=print):

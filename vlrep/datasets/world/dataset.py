@@ -387,6 +387,13 @@ def _make(folder, what):
                 _draw(new, what, 2 if what['n'] > _few and sys.executable else 1)
 
 # %% ../../../nbs/datasets/world/50_dataset.ipynb #dfa36536
+def _row(i, *, annotations, captions, more, split, start, pixels):
+    "Make the record of row `i`, without its image; another process can be sent it"
+    r = _record(json.loads(annotations[i][0]), split, start + int(i), captions[i])
+    own = {p: np.array(a[i]) for p, a in pixels.items()}
+    return add_extras(r, json.loads(more[i][0]), own.get('masks'), own.get('counterpart'))
+
+
 def world(
     split: str,  # train, valid or test
     n: int,  # How many scenes
@@ -424,18 +431,15 @@ def world(
     px = {p: ArrayFile(folder / f'{p}.npy', hint=again) for p in _pixels(with_)}
     images = px.pop('images')
     first = _prefix(split, shifted)
-
-    def record(i):
-        r = _record(json.loads(annotations[i][0]), split, start + int(i), captions[i])
-        pixels = {p: np.array(a[i]) for p, a in px.items()}
-        return add_extras(r, json.loads(more[i][0]), pixels.get('masks'), pixels.get('counterpart'))
-
+    row = functools.partial(
+        _row, annotations=annotations, captions=captions, more=more, split=split, start=start, pixels=px
+    )
     return ArrayDataset(
         images,
         'the shifted world' if shifted else 'the world',
         split=split,
         captions=captions,
         labels=labels,
-        records=record,
+        records=row,
         ids=[f'{first}-{i:06d}' for i in range(start, start + n)],
     )
