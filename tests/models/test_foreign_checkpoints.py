@@ -56,7 +56,8 @@ def grid(net):
 def parity(source, grid):
     "What is logged; the opened network computes what the original does"
     lines = []
-    torch.testing.assert_close(load_backbone(source, lines.append)(IMG), grid)
+    # another order in memory, another order of sums
+    torch.testing.assert_close(load_backbone(source, lines.append)(IMG), grid, rtol=1e-4, atol=1e-4)
     return ' '.join(lines)
 
 

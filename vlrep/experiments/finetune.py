@@ -254,6 +254,11 @@ def _finetuning_facts(job, source, **more):
 def _check_same(run, facts):
     "Raise a `ValueError` if the run would not be resumed as it began"
     recorded = {k: run.info.get(k) for k in facts}
+    if recorded['world_size'] != facts['world_size']:
+        raise ValueError(
+            f'{run.path}: was begun by {recorded["world_size"]} process(es), and with {facts["world_size"]} it '
+            f'would not be the same run: start as many as before'
+        )
     facts = dict(facts, finetune={**recorded['finetune'], **facts['finetune']})
     if lines := differences(recorded, facts):
         raise ValueError(f'{run.path}: this would not be the same run ({"; ".join(lines)}): leave these options out')

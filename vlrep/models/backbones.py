@@ -245,7 +245,7 @@ def backbone_shape(
     deep = 'layer1.0.conv3.weight' in state
     first = len(state['conv1.weight'])
     middle = len(state['layer1.0.conv1.weight'])
-    if not deep and counts == (1, 1, 1, 1):
+    if not deep and counts == (1, 1, 1, 1) and first >= 8:
         return 10, first
     for depth, shape in _RESNETS.items():
         widths = (64, 128) if deep else (64,)
