@@ -425,7 +425,7 @@ def test_the_edges_of_a_wide_photo_are_seen(body, boxed, tmp_path, how):
     if how == 'boxes':
         one, two = (
             m.capabilities['answer'].__self__.model.body.regions(
-                {'images': m.batch([i]), **m.capabilities['answer'].__self__.boxes([(0, 0, 0.2, 1)])}
+                {'images': m.batch([i]), **m.capabilities['answer'].__self__.boxes([[(0, 0, 0.2, 1)]])}
             )
             for i in (plain, other)
         )

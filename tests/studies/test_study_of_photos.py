@@ -187,15 +187,15 @@ def test_the_study_file_may_name_the_root(photos, tmp_path, capsys):
         (
             "table = 'retrieval'\nquestion = 'image to text: R@5'\ndirection = 0",
             'direction = 0',
-            "comparisons[R5].table='table': is measured on scenes under domain shift, and flickr8k has none",
+            "comparisons[R5].table: 'table' is measured on scenes under domain shift, and flickr8k has none",
         ),
-        ('draws = 30', 'draws = 0', 'comparisons[R5]: draws=0 of variant sigmoid'),
+        ('draws = 30', 'draws = 0', 'comparisons[R5].treatment: draws=0 of variant sigmoid'),
         ('draws = 30', 'draw = 30', "data: unknown field 'draw': did you mean 'draws'"),
         ('draws = 30', 'draws = -1', 'data: draws=-1: must be from 0'),
         ("score = 'held_loss'", "score = 'objects'", "flickr8k has no scenes; take 'held_loss'"),
         ("'@random'", "'@supervised'", "comparisons[T, random].control: unknown row '@supervised'"),
-        ('[ask]\ntagging = {tags = 30, k = 3, epochs = 1}', '', "table='tagging': no run has this evaluation"),
-        ('tags = 30', "data = 'coco'", "ask.tagging.data='coco': needs files"),
+        ('[ask]\ntagging = {tags = 30, k = 3, epochs = 1}', '', 'comparisons[T].table: no run has this evaluation'),
+        ('tags = 30', "data = 'coco'", "ask.tagging: data='coco': needs files"),
         ('test = 0.2', 'test = 0.5', 'data: train=0.6, valid=0.2, test=0.5: parts of the whole'),
     ],
 )
@@ -292,7 +292,7 @@ def test_damaged_photos_of_a_study_are_limited(photos, tmp_path, capsys, rates):
     plan_study(study, log=str, root=root)
     for odd in ("'many'", 'true', '[3]', '-1'):
         file.write_text(DAMAGED.replace('draws = 10', f'draws = 10\nmax_corrupt = {odd}'))
-        assert 's.toml: data.max_corrupt=' in refused(capsys, *words)
+        assert 's.toml: data.max_corrupt' in refused(capsys, *words)
 
 
 LIMITED = (
@@ -300,8 +300,7 @@ LIMITED = (
     'resume_run',
     'finetune',
     'evaluate',
-    'open_splits',
-    'dry_run',
+    'run_checks',
 )  # They read data, up to a limit
 
 

@@ -199,9 +199,10 @@ def _step_memory(steps, n):
     "Seconds of `n` steps, and the most bytes that one of them took: on a GPU without what other learners hold"
     device = steps.device
     peak_memory(device, reset=True)
-    held = torch.cuda.memory_allocated(device) - steps.optimiser_bytes() if torch.device(device).type == 'cuda' else 0
+    cuda = torch.device(device).type == 'cuda'
+    before = torch.cuda.memory_allocated(device) - steps.optimiser_bytes() if cuda else 0
     seconds = steps.run(n)
-    return seconds, peak_memory(device) - held
+    return seconds, peak_memory(device) - before
 
 
 def _free(device):

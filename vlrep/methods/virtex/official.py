@@ -131,7 +131,7 @@ def _empty_model(state, task, had, name):
     last = 'textual.transformer.norm.weight' in state
     depth = len({k.split('.')[3] for k in state if k.startswith('textual.transformer.layers.')})
     bad = [
-        f'{k}={had[k]}'
+        f'{k}={had.get(k, low)}'
         for k, low, high in (('heads', 1, width), *((k, 0, n - 1) for k in ('sos', 'eos', 'pad', 'mask')))
         if not low <= had.get(k, low) <= high
     ]
