@@ -5,6 +5,7 @@ and resumed.
 """
 
 import math
+import pickle
 from dataclasses import replace
 
 import pytest
@@ -125,15 +126,29 @@ def test_every_method_and_every_dataset_is_selected():
             assert sum(selected(*p) for p in these) >= min(2, len(these)), name
 
 
+def opened(method, data, roots):
+    "The recipe and the splits that `--method METHOD --data DATA` takes"
+    recipe = METHODS[method].recipes[recipe_name(method, None, data)]
+    return recipe, open_splits(METHODS[method], recipe, DATASETS[data].options, data, roots.get(data), log=noop)
+
+
 @pytest.mark.parametrize('method,data', [p for p in PAIRS if not selected(*p)])
 def test_every_method_trains_on_every_dataset(method, data, roots):
     "A few steps without the commands, with the defaults of the two: finite losses in training and held out"
-    recipe = METHODS[method].recipes[recipe_name(method, None, data)]
-    splits = open_splits(METHODS[method], recipe, DATASETS[data].options, data, roots[data], log=noop)
+    recipe, splits = opened(method, data, roots)
     tokenizer = METHODS[method].train_tokenizer(recipe, splits['train'])
     learn = train_on(METHODS[method], recipe, splits, data, tokenizer, precision='fp32', log=noop)
     assert learn.train_state.step == recipe.steps
     assert math.isfinite(learn.train_state.mean()) and math.isfinite(float(learn.validate()[0]))
+
+
+@pytest.mark.parametrize('data', DATASETS)
+def test_every_dataset_can_be_sent_to_another_process(data, roots):
+    "As to a worker on Windows and macOS, which is no fork"
+    _, splits = opened('visualbert' if data in WRITERS else 'virtex', data, roots)
+    for split in splits.values():
+        a, b = split[0], pickle.loads(pickle.dumps(split))[0]
+        assert (a.id, a.captions, a.questions, a.statements) == (b.id, b.captions, b.questions, b.statements)
 
 
 def finished(run, data):

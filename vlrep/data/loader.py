@@ -145,6 +145,10 @@ class StatefulLoader:
             raise ValueError(f'{name}: no images')
         if n < self.world_size:
             raise ValueError(f'{name}: {n} images cannot be shared by {self.world_size} processes')
+        if not (0 <= self.flip_p <= 1 and self.bucket >= 0 and 0 <= self.rank < self.world_size):
+            raise ValueError(
+                f'flip_p={self.flip_p}, bucket={self.bucket}, rank={self.rank} of {self.world_size}: out of range'
+            )
         check_share(self.bs, self.world_size)
         corrupt_limit(n, self.max_corrupt)  # a value that is none is refused here
         collate = self.collate
@@ -405,10 +409,11 @@ def one_batch(self: StatefulLoader) -> tuple:
 def new(
     self: StatefulLoader,
     source: ImageTextDataset = None,  # Another dataset; the same by default
-    **changes,  # Arguments of `StatefulLoader`; also fastai's `drop_last`, which is ignored: no sample is dropped
+    **changes,  # Arguments of `StatefulLoader`; also fastai's `drop_last=False`
 ) -> StatefulLoader:
     "Make a loader like this one, with some arguments changed, at the same place"
-    changes.pop('drop_last', None)
+    if changes.pop('drop_last', False):
+        raise ValueError('drop_last=True: this loader drops no sample')
     if source is None:
         source = self.source
     elif not hasattr(source, 'images'):

@@ -13,6 +13,7 @@ import mmap
 import warnings
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -361,6 +362,11 @@ def _clean(lists):
     return TextBuffer(l if isinstance(l, str) else map(clean_text, l) for l in lists)
 
 
+def _record_of_row(records, rows, i):
+    "Make the record of row `i` of a subset; no closure, so that a worker can be sent it"
+    return records(int(rows[i]))
+
+
 @dataclass(eq=False, repr=False)
 class ImageTextDataset:
     "Images with their annotations; `ArrayDataset` and `ImageFileDataset` add the pixels"
@@ -424,7 +430,7 @@ class ImageTextDataset:
             ids=[self.ids[i] for i in idx],
             captions=None if caps is None else caps.subset(idx),
             narratives=None if narratives is None else narratives.subset(idx),
-            records=rec and (lambda i: rec(int(idx[i]))),
+            records=rec and partial(_record_of_row, rec, idx),
             labels={k: v[idx] for k, v in self.labels.items()},
             parts=None if self.parts is None else [self.parts[i] for i in idx],
         )

@@ -904,6 +904,8 @@ class RegionReader:
         folder: FilePath = None,  # The store, for files; with boxes, a store or `BoxFile` whose boxes are taken
         max_regions: int = 36,  # Regions of an image; further ones are left out
     ):
+        if how not in REGION_INPUTS or (how == 'files') > (folder is not None):
+            raise ValueError(f'how={how!r}, folder={folder}: one of {", ".join(REGION_INPUTS)}; files need a folder')
         self.how = how
         self.folder = folder
         self.max_regions = max_regions

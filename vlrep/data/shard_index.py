@@ -402,10 +402,12 @@ def _remove_killed(place):
 
 def _made(folder, shards, how):
     "Return the head of the index, which is built first if it is missing, outdated or damaged"
+    if (head := _current(folder, shards)) is not None:
+        return head
+    _remove_killed(folder.parent)
     with locked(folder.with_name(f'{folder.name}.lock'), f'the index {folder}', timeout=-1):
-        head = _current(folder, shards)
+        head = _current(folder, shards)  # another process may have built it meanwhile
         if head is None:
-            _remove_killed(folder.parent)
             with atomic_folder(folder) as new:
                 _build(new, shards, how)
             head = read_index(folder)

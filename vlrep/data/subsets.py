@@ -35,6 +35,8 @@ def limit_captions(
     # larger
 ) -> ImageTextDataset:  # Captions in their old order
     "Keep at most `n` captions of each image, chosen once and for all"
+    if n < 1:
+        raise ValueError(f'n={n}: at least 1 caption is expected')
     if dataset.captions is None:
         raise ValueError(f'{dataset.name}: has no captions')
     c = dataset.captions

@@ -31,6 +31,8 @@ def encode_pairs(
     max_len: int = 128,  # Most tokens of a row, the special ones included (VisualBERT code)
 ) -> dict:  # `tokens`, `segments` (b,s), `lengths`, and `cut`, the tokens that were left out (b,); int64
     "Texts, or pairs of texts, as tokens with segments; a `ValueError` if there is not a second text for each first one"
+    if isinstance(first, str) or max_len < 5:
+        raise ValueError(f'first must be a list of texts, and max_len={max_len} at least 5')
     seconds = [None for _ in first] if second is None else second
 
     def ids(texts):

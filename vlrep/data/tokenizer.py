@@ -179,6 +179,8 @@ def train(
     how: str = 'auto',  # As for `normalise`; auto: see `choose_normalisation`
 ) -> Tokenizer:
     "Train a tokenizer on `texts`; the same texts give the same bytes"
+    if isinstance(texts, str):
+        raise ValueError('texts: an iterable of captions is expected, not one string')
     texts = list(texts)
     if how == 'auto':
         how = choose_normalisation(texts)[0]

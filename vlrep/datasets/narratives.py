@@ -12,6 +12,7 @@ import json
 import os
 import re
 import warnings
+from functools import partial
 from operator import itemgetter
 from pathlib import Path
 
@@ -199,6 +200,11 @@ def _locate(folder, names):
     return {n: l[0][1] for n, l in found.items()}
 
 
+def _record_of(ids, narratives, i):
+    "Make the record of an image with its first narrative"
+    return Record(ids[i], narrative=narratives[i][0])
+
+
 def read_localized(
     root: FilePath,  # The folder that holds the .jsonl files, and the images, in whichever folders below it
     files: FilePath
@@ -233,10 +239,8 @@ def read_localized(
             f'traces are taken as given for the pixels as they are stored, and are turned with them',
             stacklevel=2,
         )
-    ids = dataset.ids
-    return dataset.with_narratives(narratives).annotate(
-        {}, records=lambda i: Record(ids[i], narrative=narratives[i][0])
-    )
+    records = partial(_record_of, dataset.ids, narratives)
+    return dataset.with_narratives(narratives).annotate({}, records=records)
 
 # %% ../../nbs/datasets/40_narratives.ipynb #13ccd27f
 def write_localized(

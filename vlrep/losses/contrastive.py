@@ -52,6 +52,8 @@ def info_nce(
     "Compute cosine InfoNCE of images and captions (LocTex eq. 1); a `ValueError` if a pair has no negatives"
     if a.shape != b.shape or a.ndim != 2:
         raise ValueError(f'a {tuple(a.shape)} and b {tuple(b.shape)}: both must be (b,d)')
+    if temperature <= 0:
+        raise ValueError(f'temperature={temperature}: must be above 0')
     if direction not in ('i2t', 'symmetric'):
         raise did_you_mean('direction', direction, ('i2t', 'symmetric'))
     with torch.autocast(a.device.type, enabled=False):

@@ -16,6 +16,8 @@ def _full(x):
 
 def _logits(pos, neg, temperature, ignore):
     "Similarities over the temperature, the positive key first (b,1+n); what is ignored is -inf"
+    if temperature <= 0:
+        raise ValueError(f'temperature={temperature}: must be above 0')
     neg = _full(neg) / temperature
     if ignore is not None:
         neg = neg.masked_fill(ignore, -torch.inf)

@@ -21,8 +21,9 @@ def f1_scores(
     true = np.asarray(true)
     if pred.shape != true.shape or pred.ndim != 2:
         raise ValueError(f'predictions {pred.shape} and labels {true.shape} must both be (n,k)')
-    if not np.isin(pred, (0, 1)).all():
-        raise ValueError('predictions: must be 0 or 1: apply a threshold')
+    for name, a in (('predictions', pred), ('labels', true)):
+        if not a.size or not np.isin(a, (0, 1)).all():
+            raise ValueError(f'{name}: must be 0 or 1, and not empty; apply a threshold')
     pred = pred.astype(bool)
     true = true.astype(bool)
     w = np.ones((1, len(pred))) if weights is None else np.asarray(weights, dtype=np.float64)

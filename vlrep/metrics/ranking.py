@@ -15,12 +15,14 @@ from ..core.seeding import rng
 
 # %% ../../nbs/metrics/10_ranking.ipynb #819cc88f
 def _array(x, name):
-    "NumPy floats; a NaN is an error that names the argument"
+    "NumPy floats; NaN, or nothing at all, is an error that names the argument"
     if hasattr(x, 'detach'):
         x = x.detach().cpu().double().numpy()
     x = np.asarray(x, dtype=np.float64)
     if np.isnan(x).any():
         raise ValueError(f'{name}: holds NaN, which cannot be ranked')
+    if not x.size:
+        raise ValueError(f'{name}: empty')
     return x
 
 
@@ -56,6 +58,8 @@ def average_precision(
     if not np.isin(labels, (0, 1)).all():
         raise ValueError('labels: must be 0 or 1')
     w = np.ones((1, len(scores))) if weights is None else _array(weights, 'weights')
+    if w.shape[1:] != scores.shape[:1] or (w < 0).any():
+        raise ValueError(f'weights {w.shape}: (draws,n), each at least 0, are expected for {len(scores)} items')
     s = scores.reshape(len(scores), -1)
     y = labels.reshape(len(scores), -1)
     ap = np.stack([_ap(s[:, j], y[:, j], w) for j in range(s.shape[1])], 1)

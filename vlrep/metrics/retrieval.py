@@ -128,13 +128,21 @@ def retrieval_ranks(
     )
 
 # %% ../../nbs/metrics/40_retrieval.ipynb #5c7c9e76
+def _check_right(right, n):
+    "Return `right` as an array; a `ValueError` if it is empty, or a number is not from 1 to `n`"
+    right = np.asarray(right)
+    if not len(right) or right.min() < 1 or right.max() > n:
+        raise ValueError(f'right: from 1 to {n} right candidates of each query are expected, not {right}')
+    return right
+
+
 def chance_recall(
     right: np.ndarray,  # Right candidates of each query (q,)
     n: int,  # Candidates
     k: int,  # How many are looked at
 ) -> float:  # From 0 to 1
     "R@k of candidates in random order"
-    right = np.asarray(right)
+    right = _check_right(right, n)
     none = Ranks(np.zeros(len(right), int), n - right, right, np.arange(len(right)), n)
     return float(none.hits(k).mean())
 
@@ -144,7 +152,7 @@ def chance_median(
     n: int,  # Candidates
 ) -> int:  # At least 1
     "Med r of candidates in random order"
-    kinds, times = np.unique(right, return_counts=True)
+    kinds, times = np.unique(_check_right(right, n), return_counts=True)
     r = np.arange(n)
     beyond = np.zeros(n)  # the share of queries whose first right candidate is behind place r
     for c, share in zip(kinds, times / times.sum()):

@@ -84,6 +84,8 @@ def mean_interval(
 ) -> tuple:  # Mean, lower and upper end of its 95 % interval
     "Accuracy with its interval over pictures, each with all its questions"
     scores = np.asarray(scores, dtype=np.float64)
+    if not len(scores) or np.isnan(scores).any():
+        raise ValueError('scores: empty, or holds NaN')
     _, at, count = np.unique(images, return_inverse=True, return_counts=True)
     total = np.zeros(len(count))
     np.add.at(total, at, scores)

@@ -450,7 +450,7 @@ def _check_vocab(config, tokenizer, name):
 
 # %% ../../nbs/models/58_bert.ipynb #a88088a4
 def bert_tokenizer(
-    name: FilePath,  # As for `make_bert`, or scratch: tokens for a model that is not pretrained
+    name: FilePath,  # As for `make_bert`
     train: ImageTextDataset = None,  # With captions: for scratch and small, whose tokens are learned from them
     vocab: int = 10000,  # Most tokens of those
     how: str = 'auto',  # As for `Tokenizer.train`
@@ -467,12 +467,12 @@ def bert_tokenizer(
 
 
 def make_bert(
-    name: FilePath,  # small, a folder, or a name on the hub: bert-base-uncased
+    name: FilePath,  # scratch, small, a folder, or a name on the hub: bert-base-uncased
     train: ImageTextDataset,  # With captions; read for small alone
     tokenizer: 'Tokenizer',  # From `bert_tokenizer`
     seed: int = 0,  # Of all that begins at random
     *,
-    config: BertConfig = None,  # Sizes of small; by default `small_config`
+    config: BertConfig = None,  # Sizes of scratch and small; by default `small_config`
     plan: SmallBertPlan = SmallBertPlan(),  # Training hyperparameters of small
     pretrained: bool = True,  # Load the weights of a named BERT? If not, only its sizes are read
     pooler: bool = True,  # With `pooled`? Where the file has no pooler it begins at random
@@ -480,6 +480,8 @@ def make_bert(
     log: callable = print,  # Called with what was opened or trained; None for no message
 ) -> Bert:  # In training mode
     "Make an initial BERT by name; a `ValueError` says what is missing, or that its tokens do not fit"
+    if str(name) not in ('scratch', 'small') and config is not None:
+        raise ValueError(f'config: {name} has its own sizes; config is for scratch and small')
     if str(name) == 'small':
         bert = train_small_bert(train, tokenizer, config, plan, seed, log=log)
         if not pooler:
@@ -487,7 +489,9 @@ def make_bert(
         if not mlm:
             bert.transform = bert.transform_norm = bert.bias = None
         return bert.train()
-    if pretrained:
+    if str(name) == 'scratch':
+        bert = Bert(config or small_config(tokenizer), seed, pooler=pooler, mlm=mlm)
+    elif pretrained:
         bert = load_bert(name, pooler=pooler, mlm=mlm, random_pooler=True, seed=seed, log=log)
     else:
         bert = Bert(bert_config(name), seed, pooler=pooler, mlm=mlm)

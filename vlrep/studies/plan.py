@@ -18,7 +18,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError, with_config
 
-from ..core.fields import check_fields, corrupt_limit
+from ..core.fields import check_fields, corrupt_limit, field_rules
 from ..core.files import FilePath, brief
 from ..core.registry import did_you_mean
 from ..core.text_files import read_toml
@@ -419,7 +419,10 @@ def _check_kinds(changes, dataclasses):
     "Do the values have the types of their fields? A file distinguishes numbers from text, the shell does not"
     values = {k: tuple(v) if isinstance(v, list) else v for k, v in changes.items()}
     for part in dataclasses:
-        check_fields(replace(part, **{f.name: values[f.name] for f in fields(part) if f.name in values}))
+        kinds = {k: kind for k, (kind, _) in field_rules(type(part)).items()}
+        own = {k: values[k] for k in kinds if k in values}
+        numbers = {k: str(v) for k, v in own.items() if kinds[k] is str and type(v) in (int, float)}  # such as init
+        check_fields(replace(part, **own | numbers))
 
 
 def variant_recipe(
