@@ -232,7 +232,7 @@ def test_names_that_fit_no_rule_are_said(tmp_path):
     assert '6 files are hidden and are left out: 000.tar ._0000.jpg' in text and '1 files have no extension' in text
     assert '__note__' not in text and len(data) == 24
     assert '1 of 24 samples have a key that came before in their shard' in text and '000.tar 0000' in text
-    assert '3 of 24 samples have an id that another sample has, too: 000.tar 0000, 001.tar 0018, 001.tar 0019' in text
+    assert '3 of 24 samples have an id that an earlier sample has: 000.tar 0000, 001.tar 0018, 001.tar 0019' in text
     tar_of(tmp_path / 'dots.tar', [(f'./{name}', data) for name, data in plain(2)])
     assert len(list(shard_samples(tmp_path / 'dots.tar'))) == 2
     apart = tmp_path / 'apart'

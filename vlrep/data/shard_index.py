@@ -233,7 +233,7 @@ class _IndexWriter:
         for k in self.sums:
             self.cols[k].add([0])
         self.tags = {}
-        self.left = {}
+        self.left_out = {}
         self.notes = {}
         self.skipped = {}
         self.pairs = {}
@@ -325,7 +325,7 @@ def _scan(path, number, how, out):
                 try:
                     rows.append(_row(key, parts, file, how, note))
                 except _Unusable as e:
-                    _count(out.left, str(e), f'{where} ({some_of(parts)})')
+                    _count(out.left_out, str(e), f'{where} ({some_of(parts)})')
                     out.corrupt += e.corrupt
                 if len(rows) == _ROWS:
                     out.add(number, rows)
@@ -344,19 +344,19 @@ def _repeated(hashes):
 
 
 def _build(folder, shards, how):
-    "Write the index of some shards to a new folder"
+    "Write the index of some shards to a new folder; `how` is (image_extension, caption_key)"
     out = _IndexWriter(folder)
     cut = []
-    for k, (path, *_) in enumerate(progress(shards, label='shards indexed')):
-        why = _scan(path, k, how, out)
+    for number, (path, *_) in enumerate(progress(shards, label='shards indexed')):
+        why = _scan(path, number, how, out)
         if why:
             cut.append(why)
     cols = {k: c.close() for k, c in out.cols.items()}
-    again = _repeated(out.id_hashes)
-    if len(again):
-        names = MappedNames(cols['id'], cols['id_ends'], again)
-        some = [f'{Path(shards[cols["shard"][k]][0]).name} {name}' for k, name in zip(again[:5], names)]
-        out.notes['have an id that another sample has, too'] = len(again), some
+    repeated = _repeated(out.id_hashes)
+    if len(repeated):
+        names = MappedNames(cols['id'], cols['id_ends'], repeated)
+        some = [f'{Path(shards[cols["shard"][row]][0]).name} {name}' for row, name in zip(repeated[:5], names)]
+        out.notes['have an id that an earlier sample has'] = len(repeated), some
     write_index(
         folder,
         dict(
@@ -364,7 +364,7 @@ def _build(folder, shards, how):
             shards=shards,
             n=out.n,
             tags=list(out.tags),
-            left_out=out.left,
+            left_out=out.left_out,
             corrupt=out.corrupt,
             notes=out.notes,
             skipped=out.skipped,

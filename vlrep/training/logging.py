@@ -82,10 +82,10 @@ class CSVLogger(StatefulCallback):
         self.path = Path(path)
         self.every = every
         self.log = log
-        self.last = None
-        self.at = 0
-        self.wait = []
-        self.norm = None
+        self.last = None  # sums of the losses at the last row
+        self.at = 0  # step of the last row
+        self.pending = []  # rows that are not written yet
+        self.norm = None  # gradient norm of the last step with a row
 
     def before_fit(self) -> None:
         self.run = is_training(self.learn)
@@ -143,29 +143,29 @@ class CSVLogger(StatefulCallback):
             **{k: g(v) for k, v in step_numbers(self.learn, self.norm).items()},
             **{f'{part}_{k}': g(v) for part, of in terms.items() for k, v in of.items()},
         )
-        self.wait.append((','.join(str(row.get(k, '')) for k in self.names) + '\n').encode())
+        self.pending.append((','.join(str(row.get(k, '')) for k in self.names) + '\n').encode())
         self._write()
 
     def on_exit(self) -> None:
         "Close the file"
-        if self.wait:
-            self.log(f'{self.path}: {len(self.wait)} rows could not be written')
-            self.wait = []
+        if self.pending:
+            self.log(f'{self.path}: {len(self.pending)} rows could not be written')
+            self.pending = []
         if self.file:
             self.file.close()
         self.file = None
 
     def _write(self):
         "Append the rows that wait, all or none"
-        data = b''.join(self.wait)
+        data = b''.join(self.pending)
         try:
             end = self.file.seek(0, os.SEEK_END)
             if os.write(self.file.fileno(), data) < len(data):
                 self.file.truncate(end)
                 raise OSError(errno.ENOSPC, 'only a part fitted')
-            self.wait = []
+            self.pending = []
         except OSError as e:
-            if len(self.wait) == 1:
+            if len(self.pending) == 1:
                 self.log(
                     f'{self.path}: cannot write the log ({e.strerror}); training continues, the rows are kept and '
                     'tried again'

@@ -386,17 +386,21 @@ def add_result(
     result: dict,  # What `json` can write
 ) -> None:
     "Append a line to `result.jsonl`, whole or not at all; it takes the place of a last line that was torn off"
-    lines = [json.dumps(r, allow_nan=False) for r in (*self._results()[0], result)]
+    lines = [json.dumps(r, allow_nan=False) for r in (*self._read_results()[0], result)]
     with atomic_file(self / 'result.jsonl') as new:
         new.write_text(''.join(f'{l}\n' for l in lines), encoding='utf-8')
 
 
 @patch
-def _results(self: Run):
-    "Read the complete results and the text of a torn last line; raise a `ValueError` for another damaged line"
+def _read_results(self: Run):
+    """Read the complete results, and the text of a torn last line, '' if there is none
+
+    A last line is torn if it has no newline, or is no JSON object; a `ValueError` names any other damaged line.
+    """
     p = self / 'result.jsonl'
     out = []
-    *lines, tail = p.read_bytes().decode(errors='replace').split('\n') if p.is_file() else ['']
+    text = p.read_bytes().decode(errors='replace') if p.is_file() else ''
+    *lines, tail = text.split('\n')
     for i, line in enumerate(lines, 1):
         try:
             result = parse_json(line)
@@ -415,7 +419,7 @@ def _results(self: Run):
 def results(self: Run) -> list:
     "Read all results, oldest first; raise a `ValueError` that names a damaged line"
     p = self.part('result.jsonl')
-    out, torn = self._results()
+    out, torn = self._read_results()
     if torn:
         raise ValueError(f'{p}: line {len(out) + 1} is damaged: {torn[:60]!r}')
     return out
@@ -424,7 +428,7 @@ def results(self: Run) -> list:
 @patch
 def missing(self: Run) -> list:  # Of result.jsonl and report.html; none: the run is complete
     "Parts of a trained run that are missing or truncated; without a result the report counts as missing, too"
-    out, torn = self._results()
+    out, torn = self._read_results()
     page = self / 'report.html'
     if torn or not out:
         return ['result.jsonl', 'report.html']
@@ -434,7 +438,7 @@ def missing(self: Run) -> list:  # Of result.jsonl and report.html; none: the ru
 @patch
 def unfinished(self: Run) -> bool:
     "Tell whether there is no result yet, or only one of fewer steps than the recipe now has"
-    results, torn = self._results()
+    results, torn = self._read_results()
     if torn or not results:
         return True
     numbers = results[-1].get('numbers')

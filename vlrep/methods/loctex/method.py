@@ -172,8 +172,8 @@ def _paired(own, group, include_positive, dist):
 
 
 @torch.no_grad()
-def _sides(model, images):
-    "Sizes of the model's grids for images of this shape, from a black image in evaluation mode"
+def _grid_sizes(model, images):
+    "Find the sizes (h,w) of the model's grids from one image of zeros; the statistics of BatchNorm stay as they are"
     modes = [(m, m.training) for m in model.visual.modules()]
     try:
         return [tuple(g.shape[2:]) for g in model.visual.eval().scales(images.new_zeros(1, *images.shape[1:]), model.n)]
@@ -186,7 +186,7 @@ def loctex_counts(
     recipe: LocTexRecipe,  # Its losses
 ) -> Callable:  # (model, batch) -> {term: samples}
     "Make the function that counts a batch's samples for each loss term, before a step is made"
-    sides = {}  # shape of an image -> sizes of the grids
+    grid_sizes = {}  # shape of an image -> sizes of the grids
 
     def counts(model, batch):
         out = {}
@@ -198,9 +198,9 @@ def loctex_counts(
             out['words'] = model.captions_with_targets(batch['tokens'])
         if not recipe.localise:
             return out
-        if images.shape[1:] not in sides:
-            sides[images.shape[1:]] = _sides(model, images)
-        masks = model.masks(batch, sides[images.shape[1:]])
+        if images.shape[1:] not in grid_sizes:
+            grid_sizes[images.shape[1:]] = _grid_sizes(model, images)
+        masks = model.masks(batch, grid_sizes[images.shape[1:]])
         return out | {f'localise{k}': m.flatten(1).any(1).sum() for k, m in enumerate(masks)}
 
     return counts
