@@ -3,6 +3,8 @@
 import pytest
 from tools import STUDY, refused
 
+from vlrep.studies.plan import read_study, variant_recipe
+
 TASKS = """
 name = 'tasks'
 seeds = [0, 1]
@@ -215,6 +217,13 @@ def said(tmp_path, capsys, text, *more):
 def test_a_bad_study_file_is_one_line(tmp_path, capsys, old, new, says):
     assert old in STUDY
     assert says in said(tmp_path, capsys, STUDY.replace(old, new, 1))
+
+
+def test_a_number_may_stand_in_a_field_of_text(tmp_path):
+    "Such as `init`, a deviation or 'fan_in'; and it is the recipe that the shell makes of it"
+    (tmp_path / 's.toml').write_text(STUDY.replace('vocab = 300', 'vocab = 300, init = 0.01', 1))
+    study = read_study(tmp_path / 's.toml')
+    assert {variant_recipe(study, v)[0].init for v in study.variants if 'init' in v.changes} == {'0.01'}
 
 
 BAD_TASKS = [
