@@ -21,6 +21,7 @@ import tyro
 from tyro.conf import DisallowNone, FlagCreatePairsOff, OmitArgPrefixes, Positional, UseAppendAction, arg
 from tyro.constructors import PrimitiveConstructorSpec
 from tyro.extras import subcommand_cli_from_dict
+from .experiments.resolve_options import EXPORT_LAYOUTS, check_run, one_of, recipe_name, resolve_options
 
 from .core.fields import check_fields, field_lines, field_rows
 from .core.progress import plain_output
@@ -29,7 +30,6 @@ from .datasets.base import DATASETS, SPLIT_SOURCES
 from .evaluation.base import EVALUATIONS
 from .evaluation.finetune.plan import PLANS, TASKS
 from .experiments.config import get_recipe, override, recipe_lines
-from .experiments.options import EXPORT_LAYOUTS, check_run, one_of, recipe_name, resolve_options
 from vlrep.experiments.spec import (
     FinetuneSpec,
     Runtime,

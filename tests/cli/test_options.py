@@ -9,6 +9,7 @@ import typing
 
 import pytest
 from tools import ENV, WORLD, few_photos, refused
+from vlrep.experiments.resolve_options import resolve_options, tiny_changes
 
 from vlrep.core.fields import check_fields, rule_of
 from vlrep.datasets.base import DATASETS
@@ -16,7 +17,6 @@ from vlrep.evaluation.base import EVALUATIONS
 from vlrep.evaluation.finetune.plan import PLANS, TASKS, FinetunePlan
 from vlrep.experiments.baselines import train_on
 from vlrep.experiments.config import get_recipe
-from vlrep.experiments.options import resolve_options, tiny_changes
 from vlrep.experiments.spec import finetune_spec, run_spec
 from vlrep.experiments.splits import open_splits
 from vlrep.methods.base import METHODS

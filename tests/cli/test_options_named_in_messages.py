@@ -1,7 +1,7 @@
 """Every option that a message names is an option of some command, where it can be told of the one that says it
 
-It can be told of the modules in `SAY`, and of texts that name a command; not of experiments/options.py and spec.py,
-readers and models, whose messages several commands show.
+It can be told of the modules in `SAY`, and of texts that name a command; not of experiments/resolve_options.py,
+spec.py, readers and models, whose messages several commands show.
 """
 
 import ast

@@ -11,6 +11,7 @@ from dataclasses import replace
 import pytest
 from fastcore.basics import noop
 from run_folders import leaving
+from vlrep.experiments.resolve_options import recipe_name
 
 from vlrep.cli import main
 from vlrep.data.shards import write_shards
@@ -27,7 +28,6 @@ from vlrep.datasets.vqa import write_vqa
 from vlrep.datasets.world.dataset import scene, world
 from vlrep.experiments.baselines import train_on
 from vlrep.experiments.comparisons import changes_of
-from vlrep.experiments.options import recipe_name
 from vlrep.experiments.pretrain import resume_run
 from vlrep.experiments.splits import open_splits
 from vlrep.methods.base import METHODS

@@ -1,6 +1,6 @@
 """vlrep regions with a detector of torchvision, small and random: the real path, stopped, killed and gone on with
 
-The store, the sources of regions and the command's function are checked in nbs/data/57_regions,
+The store, the sources of regions and the command's function are checked in nbs/data/57_region_store,
 nbs/models/66_region_sources and nbs/experiments/72_region_files.
 """
 
@@ -14,10 +14,10 @@ from PIL import Image
 from tools import both_spellings, refused
 from torchvision.models import detection
 from torchvision.transforms.functional import to_tensor
+from vlrep.data.region_store import RegionStore, RegionWriter
 
 from vlrep.cli import main
 from vlrep.data.records import open_image
-from vlrep.data.regions import RegionStore, RegionWriter
 from vlrep.datasets.world.dataset import scene
 from vlrep.experiments import region_files
 from vlrep.models.region_sources import load_detector

@@ -17,6 +17,7 @@ import torch
 from learning import Case, check_by_heart, check_falls, learns_by_heart, material
 from paths import ROOT
 from project import MODULES, public
+from vlrep.experiments.resolve_options import tiny_changes
 
 import vlrep
 from vlrep.data.loader import loaders
@@ -25,7 +26,6 @@ from vlrep.datasets.world.dataset import world
 from vlrep.evaluation.transfer import transfer_table
 from vlrep.experiments.baselines import train_on
 from vlrep.experiments.config import get_recipe, override_all
-from vlrep.experiments.options import tiny_changes
 from vlrep.experiments.splits import open_splits
 from vlrep.methods.base import METHODS, Method
 from vlrep.methods.learner import make_learner

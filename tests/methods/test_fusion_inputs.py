@@ -1,7 +1,7 @@
 """What fusion models read: stores of other images, what has changed before a run is resumed, widths, label maps; and
 run folders that open without the BERT they began with
 
-Stores and their readers are checked in nbs/data/57_regions, label maps in nbs/data/58_tasks.
+Stores and their readers are checked in nbs/data/57_region_store, label maps in nbs/data/58_tasks.
 """
 
 import json
@@ -15,12 +15,14 @@ from PIL import Image
 from run_folders import leaving
 from tools import quiet, refused
 from torchvision.models import detection
+from vlrep.data.published_regions import convert_regions
+from vlrep.data.region_inputs import RegionReader
+from vlrep.data.region_store import RegionStore, RegionWriter
 
 import vlrep
 from vlrep.core.weights import weights_sha256
 from vlrep.data.collate import caption_lines
 from vlrep.data.records import ImageFileDataset
-from vlrep.data.regions import RegionReader, RegionStore, RegionWriter, convert_regions
 from vlrep.data.tasks import TaskDataset, read_labels
 from vlrep.datasets.world.build import counterparts
 from vlrep.datasets.world.dataset import world

@@ -22,6 +22,7 @@ from safetensors.torch import save_file
 from tools import needs_clear_refs, peak
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
+from vlrep.models.backbone_weights import load_backbone, read_state
 
 from vlrep.core.weights import read_pickle
 from vlrep.methods.virtex.model import CaptioningModel
@@ -31,7 +32,6 @@ from vlrep.models.bert import load_bert, save_bert
 from vlrep.models.bert_model import Bert, BertConfig
 from vlrep.models.region_sources import load_detector
 from vlrep.models.timm_torchvision import NamedBackbone, named_backbone
-from vlrep.models.weights import load_backbone, read_state
 from vlrep.training.run_folder import load_weights
 
 IMG = torch.randn(1, 3, 64, 64, generator=torch.Generator().manual_seed(0))

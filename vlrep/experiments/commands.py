@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
+from .resolve_options import one_of
+
 from ..core.files import FilePath, append_line
 from ..core.progress import logged_warnings
 from ..core.registry import resolve
@@ -22,7 +24,6 @@ from ..evaluation.base import EVALUATIONS, EvaluationContext
 from ..evaluation.transfer import table_text
 from .job import commit
 from .load_run import open_run, recipe_of
-from .options import one_of
 from .spec import recorded_options
 from ..models.export import LAYOUTS
 from ..models.pretrained import to_image

@@ -13,13 +13,13 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import torch
+from ..data.region_inputs import RegionReader
 
 from ..core.files import FilePath, brief, read_json, write_json
 from ..core.progress import logged_warnings
 from ..core.run_facts import has_type, type_words
 from ..core.weights import WeightsNotFinite, fill_model
 from ..data.collate import caption_lines
-from ..data.regions import RegionReader
 from ..data.subsets import readable
 from ..data.tasks import read_labels
 from ..data.tokenizer import Tokenizer

@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
+from .backbone_weights import _check, _some, network_weights
 
 from ..core.files import FilePath, atomic_folder, brief, cache_dir, cached_folder, read_json, write_json
 from ..core.seeding import seed_of, torch_rng
@@ -27,7 +28,6 @@ from ..data.records import ImageTextDataset
 from ..data.tokenizer import Tokenizer, pad_tokens
 from ..data.wordpiece import WordPieceTokenizer
 from .bert_model import Bert, BertConfig
-from .weights import _check, _some, network_weights
 
 # %% ../../nbs/models/58_bert.ipynb #2ffc2d2c
 _PARTS = {

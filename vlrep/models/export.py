@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 import torchvision
 from safetensors.torch import load_file, save_file
+from .backbone_weights import read_state
 
 from ..core.files import FilePath, atomic_folder, read_json, write_json
 from ..core.registry import did_you_mean
@@ -25,7 +26,6 @@ from ..core.seeding import torch_rng
 from .backbones import Backbone, backbone_shape
 from .resnet_names import RESNETS
 from .timm_torchvision import NamedBackbone
-from .weights import read_state
 
 # %% ../../nbs/models/55_export.ipynb #55f88405
 _NAMES = {shape: name for name, shape in RESNETS.items()}

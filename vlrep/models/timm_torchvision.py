@@ -12,13 +12,13 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from .backbone_weights import _check, _log_found, load_backbone, network_weights
 
 from ..core.files import FilePath, file_sha256
 from ..core.registry import did_you_mean
 from ..core.seeding import seed_of
 from .backbones import backbone_shape, make_backbone
 from .resnet_names import RESNETS
-from .weights import _check, _log_found, load_backbone, network_weights
 
 # %% ../../nbs/models/52_timm_torchvision.ipynb #07e2b260
 def _of_timm(name):

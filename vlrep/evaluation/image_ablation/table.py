@@ -17,7 +17,7 @@ from ...core.progress import progress
 from ...core.seeding import hashed_uniform, rng
 from ...data.masking import sequence_mask
 from ...data.records import ImageTextDataset
-from ...data.regions import RegionReader
+from ...data.region_inputs import RegionReader
 from ...data.tokenizer import pad_tokens
 from ...datasets.base import DATASETS
 from ..base import EvaluationContext

@@ -7,6 +7,7 @@ __all__ = ['virtex_state', 'save_virtex', 'load_virtex', 'virtex_captions']
 
 # %% ../../../nbs/methods/virtex/50_official.ipynb #ea5da063
 import torch
+from ...models.backbone_weights import _check, _opened, _some, network_weights
 
 from ...core.files import FilePath, atomic_file
 from ...core.registry import did_you_mean
@@ -19,7 +20,6 @@ from vlrep.methods.virtex.model import (
 )
 from ...models.backbones import backbone_shape, make_backbone
 from ...models.decoding import beam
-from ...models.weights import _check, _opened, _some, network_weights
 
 # %% ../../../nbs/methods/virtex/50_official.ipynb #232fa854
 _PLACES = (
