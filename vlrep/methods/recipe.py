@@ -87,7 +87,10 @@ class BackboneFields:
 
 @dataclass(frozen=True, kw_only=True)
 class MethodRecipe(ViewFields):
-    "Options that all methods share, off by default, and the checks of a recipe's fields against each other"
+    """Options that all methods share, off by default, and the checks of a recipe's fields against each other
+
+    The bounds of each single field are checked by its type, see `vlrep.core.fields`
+    """
 
     ema: Float(0, 0.999999) = 0.0  # Decay of the averaged weights, which are validated and kept; 0 for none
     frozen_stages: Int(0, 5) = 0  # Frozen stages of the backbone: 1 is the stem only, 5 the whole backbone

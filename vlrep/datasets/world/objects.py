@@ -1127,7 +1127,7 @@ def shapes(
     y: float = 0.0,
     size: float = 1.0,  # Length of one of its units
 ) -> tuple:  # `Outlines` twice: the thing, and effects around it
-    "Draw the outlines of `thing`"
+    "Return the outlines of an object, in the units and at the place of its picture"
     k = thing['look']
     ca = math.cos(k['angle'])
     sa = math.sin(k['angle'])

@@ -38,7 +38,7 @@ def mean_iou(
     return (both / (k + truth.sum(1) - both)).numpy()
 
 # %% ../../../nbs/evaluation/tagging/20_tagging.ipynb #ef18a327
-_IDLE = frozenset(
+_STOP_WORDS = frozenset(
     'a an and are at by for from has have in is it its of on one or that the there this to two with'.split()
 )
 
@@ -55,7 +55,7 @@ def tag_lists(
         raise ValueError(f'{dataset.name}: has neither labels called tags nor captions')
 
     def of(i):
-        return sorted({w for c in dataset.captions[i] for w in caption_words(c)} - _IDLE)
+        return sorted({w for c in dataset.captions[i] for w in caption_words(c)} - _STOP_WORDS)
 
     return [of(i) for i in range(len(dataset))]
 
