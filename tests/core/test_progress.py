@@ -15,7 +15,7 @@ from vlrep.evaluation.caption_content import caption_nll
 from vlrep.experiments.baselines import train_on
 from vlrep.models.backbones import make_backbone
 from vlrep.models.pretrained import Pretrained
-from vlrep.data.subsets import readable
+from vlrep.data.evaluation_batches import readable
 from vlrep.data.tokenizer import Tokenizer
 from vlrep.datasets.world.dataset import world
 from vlrep.experiments.config import get_recipe

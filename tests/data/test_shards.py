@@ -16,6 +16,7 @@ from tools import both_spellings, refused, sets
 
 import vlrep.data.shards as shards
 from vlrep.cli import main
+from vlrep.data.fingerprint import fingerprint
 from vlrep.data.loader import StatefulLoader, TooManyDamaged, loaders
 from vlrep.data.shards import shard_samples, write_shard, write_shards
 from vlrep.data.tokenizer import Tokenizer
@@ -28,7 +29,6 @@ from vlrep.datasets.world.dataset import scene
 from vlrep.experiments.config import get_recipe
 from vlrep.methods.base import METHODS
 from vlrep.methods.learner import make_learner
-from vlrep.training.resume import fingerprint
 from vlrep.training.run_folder import open_run_folder
 
 N = 60

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from ..core.progress import logged_warnings
-from ..data.subsets import readable
+from ..data.evaluation_batches import readable
 from ..datasets.base import DATASETS
 from ..datasets.image_folder import read_folder
 from ..datasets.voc07 import read_voc

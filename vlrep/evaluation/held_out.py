@@ -11,8 +11,8 @@ from dataclasses import replace
 import numpy as np
 
 from ..core.registry import did_you_mean
+from ..data.evaluation_batches import readable
 from ..data.records import ImageTextDataset
-from ..data.subsets import readable
 from ..datasets.base import DATASETS, whole_data, with_split
 from .base import EvaluationContext
 from ..models.features import bn_statistics

@@ -93,8 +93,8 @@ def knn_probe(
     yt = y.numpy() if test is None else class_labels(test, label)
     rows = []
     ks = [k for k in ks if k <= len(train) - (test is None)]
-    f = features(backbone, train, size)['avg']
-    ft = None if test is None else features(backbone, test, size)['avg']
+    f = features(backbone, train, size, pools=('avg',))['avg']
+    ft = None if test is None else features(backbone, test, size, pools=('avg',))['avg']
     for k, predicted in zip(ks, knn_classes(f, y, ft, ks, t)):
         right = (predicted.numpy() == yt).astype(float)
         low, high = bootstrap(right, draws=draws, seed=seed)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from ..core.progress import progress
 from ..core.seeding import rng, torch_rng
+from ..data.evaluation_batches import evaluation_loader
 from ..data.records import ImageTextDataset
 from ..data.transforms import TrainTransform
 from .base import score_row
@@ -120,37 +121,40 @@ class Heads:
         return hits.float().cpu().numpy()
 
 # %% ../../nbs/evaluation/20_softmax_probe.ipynb #b3413736
-def _epochs(backbone, dataset, rows, recipe, size, *, seed, p):
-    "Yield epoch, features and rows of every batch of training"
-
+def _training_batches(backbone, train, label, recipe, size, seed):
+    "Yield epoch, features and classes of every batch of training"
+    p = next(backbone.parameters(), torch.zeros(()))
+    view = None
+    if recipe.scale is not None:
+        view = TrainTransform(size or train.size, recipe.scale, jitter=(0, 0, 0, 0), jitter_p=0)
+    loader = evaluation_loader(train, view, recipe.bs, p.device, train=True, seed=seed)
     if recipe.scale is None:
-        f = features(backbone, dataset.subset(rows), size)['avg'].to(p.device)
-    else:
-        aug = TrainTransform(size or dataset.size, recipe.scale, jitter=(0, 0, 0, 0), jitter_p=0)
-    for e in range(recipe.epochs):
-        order = rng(seed, 'softmax order', e).permutation(len(rows))
-        for k, i in enumerate(np.array_split(order, range(recipe.bs, len(rows), recipe.bs))):
-            if recipe.scale is None:
-                yield e, f[torch.from_numpy(i).to(p.device)], rows[i]
-                continue
-            image, hw = dataset.images(rows[i])
-            flip = torch.from_numpy(rng(seed, 'softmax flip', e, k).random(len(i)) < 0.5)
-            view = aug(dict(images=image.to(p.device), hw=hw, flip=flip), (seed, 'softmax', e, k))['images']
-            with frozen(backbone):
-                yield e, pool_grid(backbone(view.to(p.dtype)).float())['avg'], rows[i]
+        f = features(backbone, train, size, pools=('avg',))['avg'].to(p.device)
+        y = torch.from_numpy(class_labels(train, label)).to(p.device)
+        for e in range(recipe.epochs):
+            for rows in loader.whole_batches(e):
+                yield e, f[rows], y[rows]
+        return
+    try:
+        for e in range(recipe.epochs):
+            for batch, _ in loader:
+                with frozen(backbone):
+                    f = pool_grid(backbone(batch['images'].to(p.dtype)).float())['avg']
+                yield e, f, batch[label].long()
+    finally:
+        loader.close()
 
 # %% ../../nbs/evaluation/20_softmax_probe.ipynb #615ca51d
-def _train_heads(backbone, train, rows, y, classes, *, recipe, size, seed):
-    "Heads for all rates, trained on `rows`, and the mean loss of each in the last epoch"
-    p = next(backbone.parameters(), torch.zeros(()))
+def _train_heads(backbone, train, label, classes, *, recipe, size, seed):
+    "Train heads for all rates; return them, and the mean loss of each in the last epoch"
     heads = None
     loss = []
-    steps = -(-len(rows) // recipe.bs)
-    batches = _epochs(backbone, train, rows, recipe, size, seed=seed, p=p)
-    for k, (e, f, i) in enumerate(progress(batches, steps * recipe.epochs, 'softmax probe, step')):
+    steps = -(-len(train) // recipe.bs)
+    batches = _training_batches(backbone, train, label, recipe, size, seed)
+    for k, (e, f, y) in enumerate(progress(batches, steps * recipe.epochs, 'softmax probe, step')):
         if heads is None:
-            heads = Heads(f.shape[1], classes, recipe.lrs, recipe.wds, recipe.momentum, seed=seed, device=p.device)
-        l = heads.step(f, y[i].to(p.device), recipe.rate(e + (k % steps / steps if recipe.cosine else 0)))
+            heads = Heads(f.shape[1], classes, recipe.lrs, recipe.wds, recipe.momentum, seed=seed, device=f.device)
+        l = heads.step(f, y, recipe.rate(e + (k % steps / steps if recipe.cosine else 0)))
         loss = (loss if k % steps else []) + [l.cpu()]
     return heads, torch.stack(loss).mean(0)
 
@@ -178,11 +182,13 @@ def softmax_probe(
     valid = np.sort(perm[:cut])
     rows = np.sort(perm[cut:])
     classes = 1 + int(max(y.max(), yt.max()))
-    heads, loss = _train_heads(backbone, train, rows, y, classes, recipe=recipe, size=size, seed=seed)
+    how = dict(recipe=recipe, size=size, seed=seed)
+    heads, loss = _train_heads(backbone, train.subset(rows, 'train'), label, classes, **how)
     device = next(backbone.parameters(), torch.zeros(())).device
 
     def predict(s, y):
-        return heads.mark_correct(features(backbone, s, size)['avg'].to(device), y.to(device))
+        f = features(backbone, s, size, pools=('avg',))['avg']
+        return heads.mark_correct(f.to(device), y.to(device))
 
     chose = predict(train.subset(valid), y[valid]).mean(0) if choose else [None]
     best = int(chose.argmax()) if choose else 0

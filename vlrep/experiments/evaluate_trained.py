@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ..core.progress import Stages
 from ..data.duplicates import duplicates
-from ..data.subsets import readable
+from ..data.evaluation_batches import readable
 from ..datasets.base import DATASETS
 from ..evaluation.base import EVALUATIONS, EvaluationContext
 from ..evaluation.samples import larger_image, near_samples

@@ -13,14 +13,15 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import torch
-from ..data.region_inputs import RegionReader
 
 from ..core.files import FilePath, brief, read_json, write_json
 from ..core.progress import logged_warnings
 from ..core.run_facts import has_type, type_words
 from ..core.weights import WeightsNotFinite, fill_model
 from ..data.collate import caption_lines
-from ..data.subsets import readable
+from ..data.evaluation_batches import readable
+from ..data.fingerprint import fingerprint
+from ..data.region_inputs import RegionReader
 from ..data.tasks import read_labels
 from ..data.tokenizer import Tokenizer
 from ..data.transforms import EvalTransform
@@ -45,7 +46,7 @@ from ..training.interrupts import StopOnSignal, TrainingInterrupted, memory_advi
 from ..training.learner import PictureView
 from ..training.logging import CSVLogger, ProgressLogger
 from ..training.precision import effective_precision
-from ..training.resume import differences, fingerprint
+from ..training.resume import differences
 from ..training.resume import resume as resume_training
 from ..training.run_folder import Run, load_weights, open_run_folder
 

@@ -17,6 +17,7 @@ from ..core.files import FilePath, write_json
 from ..core.registry import plugin_files, resolve
 from ..core.weights import WeightsNotFinite
 from ..data.collate import caption_lines
+from ..data.fingerprint import fingerprint
 from ..data.tokenizer import Tokenizer
 from ..datasets.base import DATASETS
 from .baselines import train_on
@@ -37,7 +38,7 @@ from ..training.data_parallel import leave_process_group
 from ..training.interrupts import StopOnSignal, TrainingInterrupted
 from ..training.logging import CSVLogger
 from ..training.precision import effective_precision
-from ..training.resume import differences, fingerprint
+from ..training.resume import differences
 from ..training.resume import resume as resume_training
 from ..training.run_folder import Run, open_run_folder
 from ..training.test_photos import exclude_test_photos, read_test_photos, restore_test_split, write_test_photos

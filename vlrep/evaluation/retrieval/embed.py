@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ...core.progress import progress
+from ...data.evaluation_batches import evaluation_batches
 from ...data.records import ImageTextDataset
 from ...data.tokenizer import pad_tokens
 from ...models.pretrained import Pretrained
@@ -39,10 +40,8 @@ def image_vectors(
     p = next(m.backbone.parameters())
     out = []
     with m.evaluating():
-        for idx in progress(np.array_split(np.arange(len(dataset)), range(bs, len(dataset), bs)), label='images'):
-            image, hw = (x.to(p.device) for x in dataset.images(idx))
-            view = m.view(dict(images=image, hw=hw), ('use',))['images'].to(p.dtype)
-            out.append(m.capabilities['embed_image'](view).float().cpu())
+        for batch in progress(evaluation_batches(dataset, m.view, bs, p.device), -(-len(dataset) // bs), 'images'):
+            out.append(m.capabilities['embed_image'](batch['images'].to(p.dtype)).float().cpu())
     return torch.cat(out)
 
 

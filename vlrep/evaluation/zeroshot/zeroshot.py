@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from ...core.progress import logged_warnings, progress
 from ...core.seeding import rng, seed_of
-from ...data.subsets import readable
+from ...data.evaluation_batches import readable
 from ..base import EvaluationContext
 from ..held_out import backbones_to_probe
 from ..transfer import log_table, statistic_row
