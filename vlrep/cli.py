@@ -21,7 +21,6 @@ import tyro
 from tyro.conf import DisallowNone, FlagCreatePairsOff, OmitArgPrefixes, Positional, UseAppendAction, arg
 from tyro.constructors import PrimitiveConstructorSpec
 from tyro.extras import subcommand_cli_from_dict
-from .experiments.resolve_options import EXPORT_LAYOUTS, check_run, one_of, recipe_name, resolve_options
 
 from .core.fields import check_fields, field_lines, field_rows
 from .core.progress import plain_output
@@ -30,6 +29,7 @@ from .datasets.base import DATASETS, SPLIT_SOURCES
 from .evaluation.base import EVALUATIONS
 from .evaluation.finetune.plan import PLANS, TASKS
 from .experiments.config import get_recipe, override, recipe_lines
+from .experiments.resolve_options import EXPORT_LAYOUTS, check_run, one_of, recipe_name, resolve_options
 from vlrep.experiments.spec import (
     FinetuneSpec,
     Runtime,
@@ -323,6 +323,7 @@ class _Exit(Exception):
 
 # %% ../nbs/90_cli.ipynb #25d3e1c3
 _WHICH = Annotated[str, arg(metavar='WHICH', help='Which checkpoint: best, last, or the number of a step')]
+_READERS = _option('N', 'Processes that load images in advance (default: 0)', int, least=0)
 
 
 @dataclass(frozen=True)
@@ -355,6 +356,8 @@ def _evaluate_config():
         ('root', _option('DIR', 'Where the photos are: VOCdevkit/VOC2007, or a folder with train/ and val/'), None),
         ('which', _WHICH, 'best'),
         ('max_corrupt', _MAX_DAMAGED, None),
+        ('workers', _READERS, 0),
+        ('features', _option('DIR', 'Keep the features of images in this folder, and reuse those that it has'), None),
     ]
     for k, o in {k: o for e in EVALUATIONS.values() for k, o in e.options.items()}.items():
         choices = o.allowed or o.registry or ()
@@ -371,12 +374,39 @@ def _evaluate_config():
 def _evaluate(argv):
     "Evaluate a trained model"
     a = _given(_parse('evaluate', _evaluate_config(), argv))
-    EVALUATIONS[a['on']].check(**{k: v for k, v in a.items() if k not in ('run', 'on', 'which', 'max_corrupt')})
+    common = ('run', 'on', 'which', 'max_corrupt', 'workers', 'features')
+    EVALUATIONS[a['on']].check(**{k: v for k, v in a.items() if k not in common})
     check_damage(a['max_corrupt'])
     check_run(a['run'])
     from vlrep.experiments.commands import evaluate
 
     evaluate(**a)
+
+
+@dataclass(frozen=True)
+class _Features:
+    "Write the features of images by the backbone of a run, as NumPy arrays"
+
+    run: _A_RUN
+    out: _DIR  # Gets a folder for these features, and may hold others
+    data: _one_of(DATASETS) = None  # The images (default: what the run was trained on)
+    root: _DIR = None  # Folder of its files (default: that of the run)
+    part: _one_of(('train', 'test'), '(default: test)') = 'test'
+    pooling: _one_of(('avg', 'grid2'), 'Mean over the grid, or over its quarters (default: avg)') = 'avg'
+    which: _WHICH = 'best'
+    workers: _READERS = 0
+    max_corrupt: _MAX_DAMAGED = None
+    plugin: _PLUGIN = ()
+
+
+def _features(argv):
+    "Write the features of images by the backbone of a run, as NumPy arrays"
+    options = _parse('features', _Features, argv)
+    check_run(options.run)
+    check_damage(options.max_corrupt)
+    from vlrep.experiments.commands import extract_features
+
+    extract_features(**_given(options))
 
 # %% ../nbs/90_cli.ipynb #051606a8
 @dataclass(frozen=True)
@@ -747,6 +777,7 @@ COMMANDS = dict(
     resume=_resume,
     caption=_caption,
     evaluate=_evaluate,
+    features=_features,
     report=_report,
     export=_export,
     shards=_shards,

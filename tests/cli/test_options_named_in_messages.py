@@ -130,7 +130,7 @@ SAY = {
     'data/workers.py': 'pretrain finetune',
     'training/interrupts.py': 'pretrain finetune',
     'data/image_files.py': 'pretrain finetune evaluate shards paraphrase',
-    'data/subsets.py': 'pretrain finetune evaluate',
+    'data/evaluation_batches.py': 'pretrain finetune evaluate features',
     'core/registry.py': ' '.join(COMMANDS),
 }
 # No advice: what is taken away from a message, or looked for in it; or said of the run that is evaluated
