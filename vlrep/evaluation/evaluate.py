@@ -77,8 +77,9 @@ def evaluate_folder(
     test = read_folder(root / 'val', 2 * m.view.size, 'test', classes=train.names['label'])
     train, test = (readable(d, context.log, context.max_corrupt) for d in (train, test))
     how = dict(size=m.view.size, name=context.method)
+    saved = context.run and context.run / 'softmax-probe.pt'
     return [
-        softmax_probe(m.backbone, train, test, 'label', PROBES[probe], **how),
+        softmax_probe(m.backbone, train, test, 'label', PROBES[probe], path=saved, **how),
         *knn_probe(m.backbone, train, test, 'label', (1, 20), **how),
     ]
 

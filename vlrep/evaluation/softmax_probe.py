@@ -6,17 +6,24 @@
 __all__ = ['VIRTEX_PROBE', 'VIRTEX2_PROBE', 'MOCO_PROBE', 'MCT_PROBE', 'SoftmaxRecipe', 'Heads', 'softmax_probe']
 
 # %% ../../nbs/evaluation/20_softmax_probe.ipynb #4451930e
+import hashlib
+import json
 import math
-from dataclasses import dataclass
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..core.files import FilePath, atomic_file
 from ..core.progress import progress
 from ..core.seeding import rng, torch_rng
+from ..core.weights import read_pickle, weights_sha256
 from ..data.evaluation_batches import evaluation_loader
+from ..data.fingerprint import fingerprint
 from ..data.records import ImageTextDataset
 from ..data.transforms import TrainTransform
 from .base import score_row
@@ -121,8 +128,8 @@ class Heads:
         return hits.float().cpu().numpy()
 
 # %% ../../nbs/evaluation/20_softmax_probe.ipynb #b3413736
-def _training_batches(backbone, train, label, recipe, size, seed):
-    "Yield epoch, features and classes of every batch of training"
+def _training_batches(backbone, train, label, recipe, size, *, seed, start):
+    "Yield features and classes of every batch of training from step `start` on"
     p = next(backbone.parameters(), torch.zeros(()))
     view = None
     if recipe.scale is not None:
@@ -131,31 +138,78 @@ def _training_batches(backbone, train, label, recipe, size, seed):
     if recipe.scale is None:
         f = features(backbone, train, size, pools=('avg',))['avg'].to(p.device)
         y = torch.from_numpy(class_labels(train, label)).to(p.device)
-        for e in range(recipe.epochs):
-            for rows in loader.whole_batches(e):
-                yield e, f[rows], y[rows]
+        batches = [(e, rows) for e in range(recipe.epochs) for rows in loader.whole_batches(e)]
+        for _, rows in batches[start:]:
+            yield f[rows], y[rows]
         return
+    loader.seek(*divmod(start, len(loader)))
     try:
-        for e in range(recipe.epochs):
+        while loader.epoch < recipe.epochs:
             for batch, _ in loader:
                 with frozen(backbone):
                     f = pool_grid(backbone(batch['images'].to(p.dtype)).float())['avg']
-                yield e, f, batch[label].long()
+                yield f, batch[label].long()
     finally:
         loader.close()
 
 # %% ../../nbs/evaluation/20_softmax_probe.ipynb #615ca51d
-def _train_heads(backbone, train, label, classes, *, recipe, size, seed):
+_SECONDS = 60  # Between two saved states
+
+
+class _Progress:
+    "The state of a training that can be continued, in a file; without a file nothing is kept"
+
+    def __init__(self, path, facts):
+        self.path = path
+        self.facts = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+        self.saved_at = time.monotonic()
+
+    def load(self):
+        "Read heads, losses of the epoch and number of steps; None if there is nothing of the same training"
+        if self.path is None or not self.path.exists():
+            return None
+        state = read_pickle(self.path)
+        return state if state['facts'] == self.facts else None
+
+    def save(self, **state):
+        "Write the state, unless the last one is from a moment ago"
+        if self.path is None or time.monotonic() - self.saved_at < _SECONDS:
+            return
+        with atomic_file(self.path) as new:
+            torch.save(dict(state, facts=self.facts), new)
+        self.saved_at = time.monotonic()
+
+    def remove(self):
+        if self.path is not None:
+            self.path.unlink(missing_ok=True)
+
+
+def _train_heads(backbone, train, label, classes, *, recipe, size, seed, path):
     "Train heads for all rates; return them, and the mean loss of each in the last epoch"
+    facts = dict(
+        weights=weights_sha256(backbone.state_dict()),
+        images=fingerprint(train),
+        recipe=asdict(recipe),
+        how=[label, classes, size, seed],
+    )
+    saved = _Progress(path and Path(path), facts)
+    state = saved.load() or dict(step=0, heads=None, loss=[])
+    start = state['step']
+    loss = state['loss']
     heads = None
-    loss = []
     steps = -(-len(train) // recipe.bs)
-    batches = _training_batches(backbone, train, label, recipe, size, seed)
-    for k, (e, f, y) in enumerate(progress(batches, steps * recipe.epochs, 'softmax probe, step')):
+    batches = _training_batches(backbone, train, label, recipe, size, seed=seed, start=start)
+    for k, (f, y) in enumerate(progress(batches, steps * recipe.epochs - start, 'softmax probe, step'), start):
         if heads is None:
             heads = Heads(f.shape[1], classes, recipe.lrs, recipe.wds, recipe.momentum, seed=seed, device=f.device)
-        l = heads.step(f, y, recipe.rate(e + (k % steps / steps if recipe.cosine else 0)))
-        loss = (loss if k % steps else []) + [l.cpu()]
+            if state['heads'] is not None:
+                heads.w, heads.v = (t.to(f.device) for t in state['heads'])
+        epoch, step = divmod(k, steps)
+        l = heads.step(f, y, recipe.rate(epoch + (step / steps if recipe.cosine else 0)))
+        loss = (loss if step else []) + [l.cpu()]
+        if k + 1 < steps * recipe.epochs:
+            saved.save(step=k + 1, heads=(heads.w.cpu(), heads.v.cpu()), loss=loss)
+    saved.remove()
     return heads, torch.stack(loss).mean(0)
 
 # %% ../../nbs/evaluation/20_softmax_probe.ipynb #615ca51e
@@ -170,6 +224,7 @@ def softmax_probe(
     name: str = 'backbone',  # Of the backbone, in the row
     seed: int = 0,  # Held-out part, order, views and initial weights depend on this alone
     draws: int = 500,  # Number of bootstrap resamples of the test images
+    path: FilePath = None,  # A file that keeps the state of the training: one that was stopped goes on from there
 ) -> dict:  # `question, metric, backbone, n, chance, value, low, high` (in percent), `lr`,
     # `wd`, and `tried`, a dict for each head
     "Train a softmax layer on frozen features with all rates at once; top-1 on `test` (VirTex sec. 4.1)"
@@ -182,7 +237,7 @@ def softmax_probe(
     valid = np.sort(perm[:cut])
     rows = np.sort(perm[cut:])
     classes = 1 + int(max(y.max(), yt.max()))
-    how = dict(recipe=recipe, size=size, seed=seed)
+    how = dict(recipe=recipe, size=size, seed=seed, path=path)
     heads, loss = _train_heads(backbone, train.subset(rows, 'train'), label, classes, **how)
     device = next(backbone.parameters(), torch.zeros(())).device
 
