@@ -22,7 +22,7 @@ from ..core.files import FilePath, atomic_file
 from ..core.progress import progress
 from ..core.seeding import rng, torch_rng
 from ..core.weights import read_pickle, weights_sha256
-from ..data.evaluation_batches import evaluation_loader
+from ..data.evaluation_batches import computed_batches, evaluation_dist, evaluation_loader
 from ..data.fingerprint import fingerprint
 from ..data.records import ImageTextDataset
 from ..data.transforms import TrainTransform
@@ -134,7 +134,7 @@ def _training_batches(backbone, train, label, recipe, size, *, seed, start):
     view = None
     if recipe.scale is not None:
         view = TrainTransform(size or train.size, recipe.scale, jitter=(0, 0, 0, 0), jitter_p=0)
-    loader = evaluation_loader(train, view, recipe.bs, p.device, train=True, seed=seed)
+    loader = evaluation_loader(train, view, recipe.bs, p.device, shared=True, train=True, seed=seed)
     if recipe.scale is None:
         f = features(backbone, train, size, pools=('avg',))['avg'].to(p.device)
         y = torch.from_numpy(class_labels(train, label)).to(p.device)
@@ -143,14 +143,14 @@ def _training_batches(backbone, train, label, recipe, size, *, seed, start):
             yield f[rows], y[rows]
         return
     loader.seek(*divmod(start, len(loader)))
-    try:
-        while loader.epoch < recipe.epochs:
-            for batch, _ in loader:
-                with frozen(backbone):
-                    f = pool_grid(backbone(batch['images'].to(p.dtype)).float())['avg']
-                yield f, batch[label].long()
-    finally:
-        loader.close()
+
+    def pooled(batch):
+        with frozen(backbone):
+            return dict(f=pool_grid(backbone(batch['images'].to(p.dtype)).float())['avg'], y=batch[label].long())
+
+    while loader.epoch < recipe.epochs:
+        for batch in computed_batches(loader, pooled):
+            yield batch['f'], batch['y']
 
 # %% ../../nbs/evaluation/20_softmax_probe.ipynb #615ca51d
 _SECONDS = 60  # Between two saved states
@@ -173,7 +173,8 @@ class _Progress:
 
     def save(self, **state):
         "Write the state, unless the last one is from a moment ago"
-        if self.path is None or time.monotonic() - self.saved_at < _SECONDS:
+        dist = evaluation_dist()
+        if self.path is None or time.monotonic() - self.saved_at < _SECONDS or dist is not None and not dist.is_main:
             return
         with atomic_file(self.path) as new:
             torch.save(dict(state, facts=self.facts), new)

@@ -16,7 +16,7 @@ from pathlib import Path
 from ..core.files import FilePath, append_line
 from ..core.progress import logged_warnings
 from ..core.registry import resolve
-from ..data.evaluation_batches import reading_workers
+from ..data.evaluation_batches import evaluation_processes
 from ..data.paraphrases import MARIAN, MarianTranslator, write_paraphrases
 from ..datasets.base import DATASETS
 from ..evaluation.base import EVALUATIONS, EvaluationContext
@@ -30,6 +30,7 @@ from ..models.export import LAYOUTS
 from ..models.features import POOLS, stored_features, write_features
 from ..models.pretrained import to_image
 from ..reports.run_report import write_comparison, write_report
+from ..training.distributed import process_group
 from ..training.run_folder import open_run_folder
 
 # %% ../../nbs/experiments/70_commands.ipynb #e8074e4b
@@ -94,11 +95,12 @@ def evaluate(
     "Evaluate a trained model"
     evaluation = EVALUATIONS[on]
     options = evaluation.check(root, **options)
-    context = _context(run, which, root, max_corrupt, log, plugins)
-    with reading_workers(workers), stored_features(features):
-        rows = evaluation.evaluate(context, **options)
-    line = dict(on=on, which=str(which), date=time.strftime('%Y-%m-%d'), commit=commit(), rows=rows)
-    append_line(Path(run) / 'evaluations.jsonl', json.dumps(line, ensure_ascii=False))
+    with process_group() as dist, evaluation_processes(workers, dist), stored_features(features):
+        log = log if dist.is_main else str
+        rows = evaluation.evaluate(_context(run, which, root, max_corrupt, log, plugins), **options)
+        if dist.is_main:
+            line = dict(on=on, which=str(which), date=time.strftime('%Y-%m-%d'), commit=commit(), rows=rows)
+            append_line(Path(run) / 'evaluations.jsonl', json.dumps(line, ensure_ascii=False))
     log(table_text(rows))
     return rows
 
@@ -119,8 +121,9 @@ def extract_features(
     "Write the features of images by the backbone of a run"
     one_of('--part', part, ('train', 'test'))
     one_of('--pooling', pooling, POOLS)
-    context = _context(run, which, root, max_corrupt, log, plugins)
-    with reading_workers(workers):
+    with process_group() as dist, evaluation_processes(workers, dist):
+        log = log if dist.is_main else str
+        context = _context(run, which, root, max_corrupt, log, plugins)
         images = open_held_out(context, data) if part == 'test' else open_probe_sets(context, data)[0]
         folder = write_features(context.model.backbone, images, out, context.model.view.size, pools=(pooling,))[pooling]
     log(f'{len(images):,} images, {pooling}: {folder}')

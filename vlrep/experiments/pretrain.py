@@ -17,7 +17,7 @@ from ..core.files import FilePath, write_json
 from ..core.registry import plugin_files, resolve
 from ..core.weights import WeightsNotFinite
 from ..data.collate import caption_lines
-from ..data.evaluation_batches import reading_workers
+from ..data.evaluation_batches import evaluation_processes
 from ..data.fingerprint import fingerprint
 from ..data.tokenizer import Tokenizer
 from ..datasets.base import DATASETS
@@ -160,7 +160,7 @@ def _finish(job, run, splits, learn):
         raise TrainingDiverged(f'{e}; lower the learning rates') from None
     if effective_precision(learn.model, run.info['precision']) != run.info['precision']:
         log('precision: trained in fp32, since no part of this model supports bf16 on a CPU')
-    with reading_workers(job.runtime.workers):
+    with evaluation_processes(job.runtime.workers):
         numbers, samples = measure(run, spec.recipe, spec.options, splits, learn, stages=job.stages, log=log)
     write_json(run / 'samples.json', samples)
     (run / 'report.html').unlink(missing_ok=True)  # of another result

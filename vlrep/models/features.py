@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from ..core.files import FilePath, atomic_folder, folder_damage, write_index
 from ..core.progress import progress
 from ..core.weights import weights_sha256
-from ..data.evaluation_batches import evaluation_batches
+from ..data.evaluation_batches import computed_batches, evaluation_batches, evaluation_dist, evaluation_loader
 from ..data.fingerprint import fingerprint
 from ..data.records import ImageTextDataset
 from ..data.transforms import EvalTransform
@@ -92,24 +92,28 @@ def stored_features(
 
 
 def _extract(backbone, data, view, bs, pools, native, array):
-    "Fill an array for each of `pools`; `array(name, shape)` makes it"
+    "Fill an array for each of `pools`; `array(name, shape)` makes it, or None if this process keeps nothing"
     if not len(data):
         raise ValueError(f'{data.name}: no images to take features of')
     p = next(backbone.parameters(), torch.zeros(()))
-    batches = plain_batches(data, bs=bs, device=p.device, view=view)
+
+    def pooled(batch):
+        grids = pool_grid(backbone(batch['images'].to(p.dtype)))
+        return {name: grids[name].float() for name in pools}
+
+    loader = evaluation_loader(data, view, bs, p.device, shared=True)
     out = {}
     row = 0
     with frozen(backbone, native):
-        for images in progress(batches, -(-len(data) // bs), 'features'):
-            pooled = pool_grid(backbone(images.to(p.dtype)))
-            for name in pools:
-                part = pooled[name].float().cpu().numpy()
-                if not np.isfinite(part).all():
+        for parts in progress(computed_batches(loader, pooled), len(loader), 'features'):
+            for name, part in parts.items():
+                if not part.isfinite().all():
                     raise ValueError('the features hold values that are not finite: did training diverge?')
                 if name not in out:
                     out[name] = array(name, (len(data), part.shape[1]))
-                out[name][row : row + len(part)] = part
-            row += len(images)
+                if out[name] is not None:
+                    out[name][row : row + len(part)] = part.cpu().numpy()
+            row += len(part)
     return out
 
 
@@ -147,6 +151,11 @@ def write_features(
     missing = {name: f for name, f in folders.items() if not f.exists()}
     if not missing:
         return folders
+    dist = evaluation_dist()
+    if dist is not None and not dist.is_main:  # the main process writes
+        _extract(backbone, data, view, bs, tuple(missing), native, lambda *_: None)
+        dist.barrier()
+        return folders
     with ExitStack() as stack:
         new = {name: stack.enter_context(atomic_folder(f)) for name, f in missing.items()}
 
@@ -160,6 +169,8 @@ def write_features(
             for label, values in data.labels.items():
                 np.save(f / f'label_{label}.npy', values)
             write_index(f, facts | dict(pooling=name))
+    if dist is not None:
+        dist.barrier()
     return folders
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ...core.progress import progress
-from ...data.evaluation_batches import evaluation_batches
+from ...data.evaluation_batches import computed_batches, evaluation_loader
 from ...data.records import ImageTextDataset
 from ...data.tokenizer import pad_tokens
 from ...models.pretrained import Pretrained
@@ -39,9 +39,14 @@ def image_vectors(
     "Embed each image, in the view of training"
     p = next(m.backbone.parameters())
     out = []
+
+    def embedded(batch):
+        return dict(vectors=m.capabilities['embed_image'](batch['images'].to(p.dtype)).float())
+
     with m.evaluating():
-        for batch in progress(evaluation_batches(dataset, m.view, bs, p.device), -(-len(dataset) // bs), 'images'):
-            out.append(m.capabilities['embed_image'](batch['images'].to(p.dtype)).float().cpu())
+        loader = evaluation_loader(dataset, m.view, bs, p.device, shared=True)
+        for batch in progress(computed_batches(loader, embedded), len(loader), 'images'):
+            out.append(batch['vectors'].cpu())
     return torch.cat(out)
 
 
