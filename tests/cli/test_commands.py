@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from run_folders import build
 from tools import NET, PHOTOS, ROOT, SIZES, WORLD, command, refused, run, sets
 from vlrep.experiments.resolve_options import resolve_options
 
@@ -329,24 +330,7 @@ def test_photos_in_other_layouts_are_trained_on_and_judged(data, tmp_path, capsy
 
 
 def test_a_run_without_text_cannot_caption(capsys, tmp_path):
-    out = pretrain(
-        run_spec(
-            'supervised',
-            [
-                'scenes=64',
-                'valid=32',
-                'probe=60',
-                'probe_held=60',
-                'test=60',
-                'size=32',
-                'steps=4',
-                'warmup=1',
-                'bs=16',
-            ],
-        ),
-        out=tmp_path / 'supervised',
-        log=lambda s: None,
-    )
+    out = build(tmp_path / 'supervised', 'supervised')
     good = tmp_path / 'good.png'
     Image.new('RGB', (30, 30)).save(good)
     assert 'captions' in refused(capsys, 'caption', out, good)

@@ -33,12 +33,13 @@ from vlrep.experiments.spec import Runtime, recorded_spec, run_spec
 from vlrep.training.checkpoint import Checkpointer
 from vlrep.training.run_folder import Run, open_run_folder
 
-# epochs end, and checkpoints are made, at the steps 13 and 20
-FIRST = 13
+# epochs end, and checkpoints are made, at the steps 7 and 10
+TEN_STEPS = [*TWENTY_STEPS, 'scenes=100', 'valid=16', 'steps=10']
+FIRST = 7
 
 
 def go(out, log=quiet, **runtime):
-    return pretrain(run_spec('supervised', TWENTY_STEPS, threads=1), Runtime(**runtime), out, log)
+    return pretrain(run_spec('supervised', TEN_STEPS, threads=1), Runtime(**runtime), out, log)
 
 
 def again(run, changes=(), log=quiet, **how):
@@ -122,9 +123,9 @@ def test_after_a_torn_first_save_an_inexact_resume_works(run, quick):
 
 def test_after_a_torn_first_save_other_options_are_refused(run, capsys):
     "What cannot be done says what can"
-    assert f'there is the best one, {run}/best: ask for best' in refused(capsys, 'resume', run, '--at', 7)
+    assert f'there is the best one, {run}/best: ask for best' in refused(capsys, 'resume', run, '--at', 5)
     assert f'or: vlrep resume {run}' in refused(
-        capsys, 'pretrain', '--out', run, '--method', 'supervised', *sets(TWENTY_STEPS)
+        capsys, 'pretrain', '--out', run, '--method', 'supervised', *sets(TEN_STEPS)
     )
     assert 'Unrecognized options: --out' in refused(capsys, 'resume', run, '--out', run)
     assert f'there is the best one, {run}/best: ask for best' in refused(
@@ -211,7 +212,7 @@ def test_a_torn_tokenizer_is_made_again(tmp_path, monkeypatch, quick):
 
     def work():
         Path.write_bytes = torn
-        pretrain(run_spec('token_cls', [*TWENTY_STEPS, 'vocab=300', 'width=32', 'heads=2']), out=run, log=quiet)
+        pretrain(run_spec('token_cls', [*TEN_STEPS, 'vocab=300', 'width=32', 'heads=2']), out=run, log=quiet)
 
     assert in_child(work) == -signal.SIGKILL and (run / 'tokenizer.model').stat().st_size == 99
     again(run)
@@ -241,7 +242,7 @@ def test_a_torn_result_is_written_again(whole, tmp_path, quick, how):
     (old,) = open_run_folder(whole).results()
     assert (
         new['numbers']['held_loss'] == old['numbers']['held_loss']
-        and new['numbers']['steps'] == 20
+        and new['numbers']['steps'] == 10
         and not open_run_folder(run).missing()
     )
     assert new['changes'] == old['changes'] and {'baselines=False', 'jitter=0.3'} <= set(new['changes'])
@@ -397,7 +398,7 @@ def test_scenes_cut_off_while_a_run_reads_them_are_an_error(tmp_path, own_cache,
 
     def cut(self):
         save(self)
-        for p in (own_cache / 'world').glob('train-0-200-*/images.npy'):
+        for p in (own_cache / 'world').glob('train-0-100-*/images.npy'):
             os.truncate(p, 4096)
 
     def work():
@@ -458,7 +459,7 @@ def test_a_path_is_printed_on_a_terminal_that_lacks_its_letters(tmp_path, monkey
     out, err = (io.TextIOWrapper(io.BytesIO(), encoding) for _ in range(2))
     monkeypatch.setattr(sys, 'stdout', out)
     monkeypatch.setattr(sys, 'stderr', err)
-    main(['pretrain', '--out', str(tmp_path / 'Läufe 😀'), '--method', 'supervised', *sets(TWENTY_STEPS)])
+    main(['pretrain', '--out', str(tmp_path / 'Läufe 😀'), '--method', 'supervised', *sets(TEN_STEPS)])
     out.flush()
     monkeypatch.undo()
     assert (

@@ -29,6 +29,7 @@ from vlrep.experiments.config import get_recipe, override_all
 from vlrep.experiments.splits import open_splits
 from vlrep.methods.base import METHODS, Method
 from vlrep.methods.learner import make_learner
+from vlrep.models.region_cache import region_sample
 from vlrep.training.learner import GlobalMeanLoss
 from vlrep.training.run_folder import Run, open_run_folder
 
@@ -98,6 +99,14 @@ def test_methods_are_what_their_folders_hold():
 
 
 # ---------------------------------------------------------------- one tiny training of each
+
+
+@pytest.fixture(scope='module', autouse=True)
+def few_regions():
+    "Learners of fusion models measure the scale of regions: of 32 images instead of 512, as evenly spread"
+    with pytest.MonkeyPatch.context() as m:
+        m.setitem(region_sample.__kwdefaults__, 'max_images', 32)
+        yield
 
 
 @pytest.fixture(scope='module', params=METHODS)
@@ -239,7 +248,12 @@ def test_measuring_transfer_leaves_the_backbone_as_it_is(case):
 
 def test_a_batch_is_learned_by_heart(case):
     check_by_heart(case.name)
-    done, said = learns_by_heart(case.name, 10, lr=1e4, cnn_lr=1e4)
+
+
+@pytest.mark.parametrize('name', ['virtex', 'supervised', 'mct', 'visualbert'])
+def test_a_batch_that_is_not_learned_by_heart_is_seen(name):
+    "With words, labels, other images and regions; what says so is the same code for all methods"
+    done, said = learns_by_heart(name, 10, lr=1e4, cnn_lr=1e4)
     assert not done and 'failed' in said
 
 

@@ -9,7 +9,7 @@ import torch
 from fastai.callback.core import Callback
 from learning import material
 from resuming import check
-from tools import few_photos, refused, sets
+from tools import few_photos, narrated, refused, sets
 
 import vlrep
 from vlrep.core.fields import check_fields
@@ -161,9 +161,10 @@ def test_parts_of_a_step_are_one_step():
     assert int(q.steps) == 2 and int((q.ids[q.active] >= 0).sum()) == 32 and int(q.staged) == 0
 
 
-def test_resume_within_an_accumulation_window_is_exact(tmp_path, source):
-    "The queue, its staged keys, and the copy"
-    check(tmp_path, source, [8, 19], method='mct', accumulate=3)
+def test_resume_within_an_accumulation_window_is_exact(tmp_path):
+    "The queue, its staged keys, and the copy; in the first epoch, and in the second, when the queue has wrapped around"
+    few = narrated('train', 32), narrated('valid', 16)
+    check(tmp_path, few, [5, 13], method='mct', accumulate=3, steps=8, bs=8, queue=22)
 
 
 def test_a_run_with_tags_opens_without_its_data(tmp_path):

@@ -22,7 +22,6 @@ from vlrep.training.run_folder import Run, open_run_folder
 
 # 96 scenes in batches of 16: two epochs of 6 steps, and 2 steps more
 STEPS = 14
-BATCHES = 6
 SMALL = dict(steps=STEPS, warmup=3, bs=16, size=32, visual_width=8)
 # MCT's wraps around every 4 steps
 TEXT = dict(
@@ -30,10 +29,10 @@ TEXT = dict(
 )
 
 
-def small(method):
+def small(method, **changes):
     "The method's recipe for the world, smaller; with dropout and Lookahead where it has them"
     r = get_recipe(method, 'world')
-    return replace(r, **SMALL, **{k: v for k, v in TEXT.items() if hasattr(r, k)})
+    return replace(r, **{k: v for k, v in {**SMALL, **TEXT, **changes}.items() if hasattr(r, k)})
 
 
 class Ask(Callback):
@@ -76,13 +75,13 @@ class Curve(Callback):
         self.seen[self.learn.train_state.batch] = self.learn.loss.item()
 
 
-def make(run, source, method='virtex', precision='fp32', accumulate=1, workers=0):
+def make(run, source, method='virtex', precision='fp32', accumulate=1, workers=0, **changes):
     m = METHODS[method]
-    r = small(method)
+    r = small(method, **changes)
     dls = loaders(
         *source,
         collate=m.collator(r, m.train_tokenizer(r, source[0])),
-        bs=16,
+        bs=r.bs,
         size=32,
         seed=3,
         device='cpu',
@@ -99,21 +98,21 @@ def make(run, source, method='virtex', precision='fp32', accumulate=1, workers=0
     )
 
 
-def train(path, source, stop=None, valid=False, **kw):
+def train(path, source, stop=None, valid=False, steps=STEPS, **kw):
     "Begin or go on; stop after `stop` batches. The learner"
     old = (Path(path) / 'recipe.json').exists()
     run = Run.reopen(path) if old else Run.create(path, recipe={}, method='m', data='d', seed=3)
     with run:
-        l = make(run, source, **kw)
+        l = make(run, source, steps=steps, **kw)
         if old:
             [v.mul_(3) for v in l.model.state_dict().values()]  # all that matters must come from the checkpoint
         resume(l, run)
         if stop is None:
-            l.fit_steps(STEPS)
+            l.fit_steps(steps)
         else:
             note = StopSignal()
             with pytest.raises(TrainingInterrupted):
-                l.fit_steps(STEPS, [Ask(note, stop, valid), StopOnSignal(note)])
+                l.fit_steps(steps, [Ask(note, stop, valid), StopOnSignal(note)])
     for dl in l.dls.loaders:
         dl.close()
     return l

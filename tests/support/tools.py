@@ -18,7 +18,7 @@ from vlrep.data.narratives import narratives_of
 from vlrep.datasets.world.dataset import world
 
 NET = ['visual_depth=10', 'visual_width=16', 'width=32', 'heads=2', 'bs=16', 'warmup=2']
-SIZES = ['scenes=200', 'valid=32', 'probe=80', 'probe_held=60', 'test=60', 'shown=24', 'point=12']
+SIZES = ['scenes=200', 'valid=32', 'probe=40', 'probe_held=40', 'test=40', 'shown=8', 'point=4']
 WORLD = [*SIZES, 'vocab=300', 'size=32', 'steps=20', *NET]
 FOUR_STEPS = [*SIZES, 'size=32', 'steps=4', 'warmup=1', 'bs=16']
 TWENTY_STEPS = [*SIZES, 'size=32', 'steps=20', 'warmup=2', 'bs=16', 'baselines=false', 'jitter=.3', 'flip_p=.5']
@@ -50,9 +50,9 @@ precision = 'fp32'
 name = 'world'
 scenes = 64
 valid = 16
-probe = 60
+probe = 40
 probe_held = 40
-test = 60
+test = 40
 shown = 8
 point = 0
 draws = 20

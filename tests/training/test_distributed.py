@@ -95,19 +95,17 @@ METHODS = (
     'vilbert clip'
 ).split()
 VARIANTS = [
-    'loctex in 3 parts',
     'loctex, groups of 4, all with all',
     'loctex, a process without rows',
     'supervised, frozen stem',
     'supervised, averaged weights',
-    'mct in 3 parts',
     'captioning, a head for the words',
     'captioning, words at once',
     'clip, sigmoid, all with all',
     'icmlm in 3 parts',
     'clip and words in 3 parts',
     'loctex and words in 3 parts',
-    'mct and words in 3 parts',
+    'mct, tags and words in 3 parts',
 ]
 
 
