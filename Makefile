@@ -1,4 +1,4 @@
-# Needs Python 3.10 or newer, with its venv module, and make. The first target builds .venv (about two minutes).
+# Needs Python 3.10 or newer, with its venv module, and make. The first target builds .venv (a few minutes).
 PYTHON ?= python3
 BIN    := .venv/bin
 

@@ -28,6 +28,8 @@ def quiet(*cmd, lines=40, **kw):
         r = subprocess.run(cmd, **kw)
     except subprocess.TimeoutExpired as e:
         raise Failed(f'still running after {e.timeout:.0f} s: {" ".join(cmd)}')
+    except OSError as e:
+        raise Failed(f'{" ".join(cmd)}: {e}')
     if r.returncode == 0:
         return r.stdout
     tail = '\n'.join(r.stdout.splitlines()[-lines:])
@@ -42,12 +44,18 @@ def alone():
         yield
 
 
-def build(venv, install, more='', python=sys.executable):
+def outside():
+    "The Python that runs this script; where an environment is active, the one that it was made with"
+    return Path(sys.executable).resolve()
+
+
+def build(venv, install, more='', python=None):
     "Make `venv` and `install(its python)`, unless its stamp (settings.ini, place and `more`) is today's; True if built"
     stamp = venv / 'stamp'
     today = '\n'.join([str(ROOT), more, (ROOT / 'settings.ini').read_text()])
     if stamp.exists() and stamp.read_text() == today and (venv / 'bin' / 'python').exists():
         return False
+    python = python or outside()  # before `venv` goes, which may be the one that is active
     shutil.rmtree(venv, ignore_errors=True)
     quiet(python, '-m', 'venv', venv)
     install(venv / 'bin' / 'python')

@@ -15,7 +15,6 @@ import torch
 from PIL import Image
 from run_folders import build
 from tools import NET, PHOTOS, ROOT, SIZES, WORLD, command, refused, run, sets
-from vlrep.experiments.resolve_options import resolve_options
 
 import vlrep
 import vlrep.experiments.pretrain as pretraining
@@ -31,6 +30,7 @@ from vlrep.datasets.narratives import write_localized
 from vlrep.datasets.world.dataset import scene
 from vlrep.evaluation.captioning import caption_scores
 from vlrep.experiments.pretrain import pretrain
+from vlrep.experiments.resolve_options import resolve_options
 from vlrep.experiments.spec import run_spec
 from vlrep.training.run_folder import open_run_folder
 

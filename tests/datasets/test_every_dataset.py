@@ -11,7 +11,6 @@ from dataclasses import replace
 import pytest
 from fastcore.basics import noop
 from run_folders import leaving
-from vlrep.experiments.resolve_options import recipe_name
 
 from vlrep.cli import main
 from vlrep.data.shards import write_shards
@@ -29,6 +28,7 @@ from vlrep.datasets.world.dataset import scene, world
 from vlrep.experiments.baselines import train_on
 from vlrep.experiments.comparisons import changes_of
 from vlrep.experiments.pretrain import resume_run
+from vlrep.experiments.resolve_options import recipe_name
 from vlrep.experiments.splits import open_splits
 from vlrep.methods.base import METHODS
 from vlrep.training.run_folder import open_run_folder

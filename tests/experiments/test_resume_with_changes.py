@@ -17,7 +17,7 @@ from vlrep.cli import main
 from vlrep.experiments.commands import caption
 from vlrep.experiments.pretrain import pretrain, resume_run
 from vlrep.experiments.spec import recorded_spec, run_spec
-from vlrep.training.run_folder import open_run_folder
+from vlrep.training.run_folder import Run, open_run_folder
 
 SMALL = ['size=32', 'vocab=300', 'shuffles=1', *NET]
 
@@ -217,3 +217,12 @@ def test_a_study_that_lost_a_line_deletes_nothing(plain, tmp_path):
     with pytest.raises(ValueError, match='sets-0: holds a run of which .*study.jsonl has no line'):
         _begin(folder, 'run', 'sets-0', dict(variant='sets', seed=0, rate=0, values={}, spec={}), source=None)
     assert (present / 'recipe.json').exists() and (present / 'best').is_dir()
+
+
+def test_a_run_from_before_a_field_was_added_goes_on(trained, run, capsys):
+    "The field has its default; a value other than the default would make it a different run"
+    with Run.reopen(run) as older:
+        older.change(dict(recipe={k: v for k, v in older.info['recipe'].items() if k != 'ema'}))
+    main(words('resume', run, '--root', trained / 'moved'))
+    assert 'complete, nothing is left to do' in capsys.readouterr().out
+    assert 'ema: was 0.0, now 0.9' in refused(capsys, 'resume', run, '--root', trained / 'moved', '--ema', 0.9)

@@ -17,7 +17,6 @@ import torch
 from learning import Case, check_by_heart, check_falls, learns_by_heart, material
 from paths import ROOT
 from project import MODULES, public
-from vlrep.experiments.resolve_options import tiny_changes
 
 import vlrep
 from vlrep.data.loader import loaders
@@ -26,6 +25,7 @@ from vlrep.datasets.world.dataset import world
 from vlrep.evaluation.transfer import transfer_table
 from vlrep.experiments.baselines import train_on
 from vlrep.experiments.config import get_recipe, override_all
+from vlrep.experiments.resolve_options import tiny_changes
 from vlrep.experiments.splits import open_splits
 from vlrep.methods.base import METHODS, Method
 from vlrep.methods.learner import make_learner

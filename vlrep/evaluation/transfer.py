@@ -162,9 +162,10 @@ def bootstrap_scores(
     stat: callable,  # As for `bootstrap_interval`
     n: int,  # Number of scenes
     keep: int,  # Number of bootstrap resamples
-) -> list:  # Percent, two digits (keep)
+    unit: float = 100,  # As for `score_row`: 100 for percent
+) -> list:  # In this unit, two digits (keep)
     "Compute the score under draws that are the same for every run, so that two runs can be compared on each"
-    return np.round(100 * stat(draw_counts(n, keep)), 2).tolist()
+    return np.round(unit * stat(draw_counts(n, keep)), 2).tolist()
 
 
 def mean_by_scene(
@@ -194,7 +195,7 @@ def statistic_row(
     value, low, high = bootstrap_interval(stat, scenes, draws, seed)
     row = score_row(question, metric, backbone, n, chance=chance, value=value, low=low, high=high, **more)
     if keep:
-        row['draws'] = bootstrap_scores(stat, scenes, keep)
+        row['draws'] = bootstrap_scores(stat, scenes, keep, more.get('unit', 100))
     return row
 
 # %% ../../nbs/evaluation/30_transfer.ipynb #f3ff9c38

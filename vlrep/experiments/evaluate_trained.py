@@ -202,7 +202,7 @@ def measure(
         num.update(corrupt=lost, duplicates=_shared(splits, log))
 
     def baselines():
-        if options.baselines and not nets:
+        if getattr(options, 'baselines', False) and not nets:
             nets.update(
                 train_baselines(
                     recipe,

@@ -32,7 +32,7 @@ from ..evaluation.finetune.report import example_answers, write_task_report
 from ..evaluation.finetune.results import Answerer, decide_all, task_rows
 from ..evaluation.finetune.training import TaskCollator, finetune_learner, fit_task, text_limit
 from ..evaluation.transfer import table_text
-from .config import recipe_dict
+from .config import recipe_dict, recipe_from_dict
 from .job import Job, commit, resumed_line, run_folder
 from .load_run import method_of, recipe_of, run_model, trusted_run
 from .spec import FinetuneSpec, Runtime, check_out, recorded_spec
@@ -353,7 +353,8 @@ def _finetune(job, source, out=None, old=None):
     recipe = recipe_of(source)
     tokenizer = _tokenizer(source)
     if old:
-        if lines := differences(old.info['finetune']['plan'], recipe_dict(spec.plan)):
+        began = recipe_dict(recipe_from_dict(type(spec.plan), old.info['finetune']['plan']))
+        if lines := differences(began, recipe_dict(spec.plan)):
             raise ValueError(
                 f'{old.path}: this would not be the same run ({"; ".join(lines)}): leave these options out'
             )

@@ -23,6 +23,7 @@ from ..data.tokenizer import Tokenizer
 from ..datasets.base import DATASETS
 from .baselines import train_on
 from .comparisons import changes_of
+from .config import recipe_dict, recorded_recipe
 from .evaluate_trained import measure
 from .initial_weights import has_backbone, with_backbone
 from .job import Job, commit, resumed_line, run_folder
@@ -64,6 +65,7 @@ def _longer(run, facts):
 def _compare(run, facts, inexact):
     "List how the facts differ from those in the folder; raise a `ValueError` if that is not allowed"
     recorded = {k: run.info.get(k) for k in facts}
+    recorded['recipe'] = recipe_dict(recorded_recipe(run.info, run / 'recipe.json'))  # with fields that came later
     recorded['world_size'] = recorded['world_size'] or 1
     lines = differences(recorded, facts)
     bad = [line for line in lines if not (line.startswith('steps: ') and _longer(run, facts))]

@@ -8,13 +8,14 @@ __all__ = ['log_column', 'loss_curves', 'gather_curves', 'usual_range', 'referen
 
 # %% ../../nbs/reports/25_reference.ipynb #fecf7b06
 import copy
+from dataclasses import fields
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from statistics import mean, median
 
 from ..core.files import FilePath, parse_json
-from ..core.registry import did_you_mean
+from ..core.registry import did_you_mean, resolve
 from ..core.run_facts import log_rows, read_run_facts
 
 # %% ../../nbs/reports/25_reference.ipynb #31fadc32
@@ -37,17 +38,28 @@ _FREE = {
 _USUAL = dict(backbone=None, weights=None, accumulate=1, world_size=1)
 
 
-def _facts(info):
+@cache
+def _defaults(method):
+    "Look up the defaults of a recipe's fields, which runs have that are older than a field"
+    methods = resolve('vlrep.methods.base:METHODS')
+    if method not in methods:
+        return {}
+    defaults = {f.name: f.default for f in fields(methods[method].recipe)}
+    return {k: list(v) if isinstance(v, tuple) else v for k, v in defaults.items()}
+
+
+def _facts(info, method):
     "Collect what the loss of a run depends on, apart from its seed: name -> value"
     data = info['data'] if isinstance(info['data'], dict) else dict(name=info['data'])
-    own = {k: v for part in (info['recipe'], data) for k, v in part.items() if k not in (*_FREE, 'name')}
+    recipe = _defaults(method) | info['recipe']
+    own = {k: v for part in (recipe, data) for k, v in part.items() if k not in (*_FREE, 'name')}
     return dict(data=data['name'], **own, **{k: info.get(k) or v for k, v in _USUAL.items()})
 
 
 def _differing(info, entry):
     "List in words how a run differs from the runs of a reference"
-    a = _facts(info)
-    b = _facts(entry)
+    a = _facts(info, info['method'])
+    b = _facts(entry, info['method'])
     other = [(k, a.get(k), b.get(k)) for k in {**b, **a} if a.get(k) != b.get(k)]
     other.sort(key=lambda o: None in o)  # what both name comes first
 
