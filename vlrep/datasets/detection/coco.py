@@ -6,8 +6,6 @@
 __all__ = ['read_coco_detection']
 
 # %% ../../../nbs/datasets/detection/30_coco.ipynb #1d9f6077
-from pathlib import Path
-
 from ...core.files import FilePath, read_json
 from .detection_set import DetectionSet, detection_set
 from ..task_files import find_place
