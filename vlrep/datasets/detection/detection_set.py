@@ -162,8 +162,8 @@ def _checked_images(data, source, folder, max_corrupt):
     seen = set()
     for r in rows:
         r['file_name'] = name = photo_name(r['file_name'], folder)
-        if name in seen or min(r['width'], r['height']) < 1:
-            what = 'is there twice' if name in seen else f'has {r["width"]} x {r["height"]} pixels'
+        if name in seen or not all(1 <= r[side] < 1e6 for side in ('width', 'height')):
+            what = 'is there twice' if name in seen else f'has {brief(r["width"])} x {brief(r["height"])} pixels'
             raise ValueError(f'{source}, image {r["id"]}: the file {name} {what}')
         seen.add(name)
     if not rows:
