@@ -16,12 +16,14 @@ from vlrep.cli import main
 from vlrep.data.shards import write_shards
 from vlrep.datasets.base import DATASETS
 from vlrep.datasets.coco import write_coco
+from vlrep.datasets.conceptual_captions.reader import write_conceptual_captions
 from vlrep.datasets.csv import write_csv
 from vlrep.datasets.flickr8k import write_flickr8k
 from vlrep.datasets.flickr30k import write_flickr30k
 from vlrep.datasets.mm_imdb import write_mm_imdb
 from vlrep.datasets.narratives import write_localized
 from vlrep.datasets.snli_ve import write_snli_ve
+from vlrep.datasets.visual_genome.reader import write_visual_genome
 from vlrep.datasets.vizwiz import write_vizwiz
 from vlrep.datasets.vqa import write_vqa
 from vlrep.datasets.world.dataset import scene, world
@@ -77,6 +79,8 @@ def roots(tmp_path_factory):
     write_flickr8k(recs, at / 'flickr8k')
     write_flickr30k(recs, at / 'flickr30k')
     write_localized(recs, at / 'narratives')
+    write_visual_genome(recs, at / 'visual_genome')
+    write_conceptual_captions(recs, at / 'conceptual_captions')
     for split, part in (('train2017', recs[:44]), ('val2017', recs[44:])):
         write_coco(part, at / 'coco', split, classes=sorted({o['category'] for r in recs for o in r.objects}))
     write_shards(world('train', N, size=64, with_='narrative'), at / 'webdataset', 20)
@@ -84,11 +88,12 @@ def roots(tmp_path_factory):
     for task, write in WRITERS.items():
         for split, rows in (('train', range(20)), ('valid', range(20, 24)), ('test', range(24, 28))):
             write([wanted[i] for i in rows], at / task, split)
-    folders = *WRITERS, 'flickr8k', 'flickr30k', 'narratives', 'coco', 'webdataset'
+    folders = *WRITERS, 'flickr8k', 'flickr30k', 'narratives', 'coco', 'webdataset', *WEB
     return {d: at / d for d in folders} | dict(csv=at / 'csv' / 'photos.csv')
 
 
 WRITERS = dict(vqa=write_vqa, vizwiz=write_vizwiz, snli_ve=write_snli_ve, mm_imdb=write_mm_imdb)
+WEB = 'visual_genome', 'conceptual_captions'
 FUSION = 'visualbert', 'vilbert'
 
 

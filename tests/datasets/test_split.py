@@ -15,10 +15,12 @@ from vlrep.core.seeding import rng, uniform_by_name
 from vlrep.data.image_files import caption_source
 from vlrep.datasets.base import DATASETS
 from vlrep.datasets.coco import write_coco
+from vlrep.datasets.conceptual_captions.reader import write_conceptual_captions
 from vlrep.datasets.csv import write_csv
 from vlrep.datasets.flickr8k import write_flickr8k
 from vlrep.datasets.flickr30k import write_flickr30k
 from vlrep.datasets.narratives import write_localized
+from vlrep.datasets.visual_genome.reader import write_visual_genome
 from vlrep.datasets.vizwiz import write_vizwiz
 from vlrep.datasets.vqa import write_vqa
 from vlrep.datasets.webdataset.reader import make_shards
@@ -83,6 +85,8 @@ LAYOUTS = dict(
     coco=as_coco,
     vqa=in_parts(write_vqa),
     vizwiz=in_parts(write_vizwiz),
+    visual_genome=plain(write_visual_genome),
+    conceptual_captions=plain(write_conceptual_captions),
 )
 
 

@@ -426,6 +426,7 @@ def test_third_party_imports_are_required():
         ('vlrep.training.trackers', 'wandb'),
         ('vlrep.data.wordpiece', 'tokenizers'),
         ('vlrep.models.bert', 'huggingface_hub'),
+        ('vlrep.datasets.detection.detection_set', 'pycocotools'),
         ('vlrep.data.paraphrases', 'transformers'),
         ('vlrep.data.paraphrases', 'huggingface_hub'),
     }
