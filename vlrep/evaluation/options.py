@@ -65,9 +65,16 @@ EVALUATIONS.add(
 EVALUATIONS.add(
     Evaluation(
         'folder',
-        'a softmax probe and nearest neighbours on a folder for each class',
+        'a softmax probe and nearest neighbours on photos with a class each, such as ImageNet',
         _ask + 'evaluate_folder',
-        dict(probe=Option('virtex2', 'for folder: the softmax probe of a paper', ('virtex', 'virtex2', 'moco', 'mct'))),
-        root_help='a folder that holds train/ and val/, with a folder of images for each class',
+        dict(
+            probe=Option('virtex2', 'for folder: the softmax probe of a paper', ('virtex', 'virtex2', 'moco', 'mct')),
+            layout=Option(
+                'folders',
+                'for folder: how its photos are labelled',
+                ('folders', 'imagenet', 'places205', 'inaturalist'),
+            ),
+        ),
+        root_help='a folder that holds train/ and val/, with a folder of images for each class (or see --layout)',
     )
 )
