@@ -9,10 +9,12 @@ __all__ = ['PROBES', 'LAYOUTS', 'evaluate_captions', 'evaluate_voc07', 'evaluate
 import itertools
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from ..core.progress import logged_warnings
 from ..data.evaluation_batches import readable
+from ..data.subsets import part_rows
 from ..datasets.base import DATASETS
 from ..datasets.image_folder import read_folder
 from ..datasets.imagenet import read_imagenet
@@ -98,22 +100,33 @@ def _places205(root, size, max_corrupt):
 LAYOUTS = dict(folders=_folders, imagenet=_imagenet, places205=_places205, inaturalist=_inaturalist)
 
 
+def _share_of_each_class(train, share):
+    "Take the same share of every class, at least one photo; a smaller share lies within a larger one"
+    y = train.labels['label']
+    classes = [np.flatnonzero(y == c) for c in np.unique(y)]
+    keep = [rows[part_rows([train.ids[i] for i in rows], share)] for rows in classes]
+    return train.subset(np.sort(np.concatenate(keep)))
+
+
 def evaluate_folder(
     context: EvaluationContext,  # The model; `root` holds the training and the validation photos
     probe: str = 'virtex2',  # One of `PROBES`
     layout: str = 'folders',  # One of `LAYOUTS`
-) -> list:  # Rows
+    share: float = 1.0,  # Part of each class that is trained on
+) -> list:  # Rows, with `share`
     "Classify photos by a softmax probe trained as in a paper, and by nearest neighbours; test on the validation photos"
     m = context.model
     with logged_warnings(context.log):
         parts = LAYOUTS[layout](Path(context.root), 2 * m.view.size, context.max_corrupt)
     train, test = (readable(d, context.log, context.max_corrupt) for d in parts)
+    train = _share_of_each_class(train, share)
     how = dict(size=m.view.size, name=context.method)
     saved = context.run and context.run / 'softmax-probe.pt'
-    return [
+    rows = [
         softmax_probe(m.backbone, train, test, 'label', PROBES[probe], path=saved, **how),
         *knn_probe(m.backbone, train, test, 'label', (1, 20), **how),
     ]
+    return [dict(row, share=share) for row in rows]
 
 # %% ../../nbs/evaluation/70_evaluate.ipynb #d62f8091
 def _sizes(context):

@@ -6,6 +6,7 @@
 __all__ = []
 
 # %% ../../nbs/evaluation/07_options.ipynb #4c1f50d6
+from ..core.fields import Between
 from ..datasets.base import DATASETS, SPLIT_SOURCES
 from .base import EVALUATIONS, Evaluation, Option
 
@@ -69,6 +70,7 @@ EVALUATIONS.add(
         _ask + 'evaluate_folder',
         dict(
             probe=Option('virtex2', 'for folder: the softmax probe of a paper', ('virtex', 'virtex2', 'moco', 'mct')),
+            share=Option(1.0, 'for folder: part of each class that is trained on', bounds=Between(0, 1, above=True)),
             layout=Option(
                 'folders',
                 'for folder: how its photos are labelled',
