@@ -431,7 +431,7 @@ def locked(
         lock.acquire(timeout=timeout)
     except Timeout:
         raise ValueError(
-            f'{what} is in use by another process (lock {path}): wait for it, or choose another place'
+            f'{what} is in use by another process (lock {path}): wait for it, or choose another folder'
         ) from None
     try:
         yield

@@ -223,7 +223,7 @@ def _archive(path):
 
 def read_pickle(
     path: FilePath,  # What `torch.save` wrote
-    others: bool = False,  # May it hold objects of classes of somebody else? Inert ones stand for these; else an error
+    others: bool = False,  # Replace objects of unknown classes by inert placeholders? Otherwise they are an error
 ) -> object:  # On the CPU
     "Read tensors and plain data; a `ValueError` says that a file is damaged, or that it holds more than data"
     path = Path(path)

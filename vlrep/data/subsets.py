@@ -37,9 +37,8 @@ def take_part(
 
 def limit_captions(
     dataset: ImageTextDataset,  # With captions
-    n: int = 1,  # How many an image keeps at the most
-    seed: int = 0,  # Another seed, other captions; of one seed, those of a smaller `n` are among those of a
-    # larger
+    n: int = 1,  # Most captions kept per image
+    seed: int = 0,  # Another seed chooses other captions; with one seed, a smaller `n` keeps some of those of a larger
 ) -> ImageTextDataset:  # Captions in their old order
     "Keep at most `n` captions of each image, chosen once and for all"
     if n < 1:
@@ -47,13 +46,13 @@ def limit_captions(
     if dataset.captions is None:
         raise ValueError(f'{dataset.name}: has no captions')
     c = dataset.captions
-    few = np.minimum(c.counts(), n)
+    counts = np.minimum(c.counts(), n)
 
-    def first(i, m):
+    def chosen(i, m):
         return np.sort(np.argsort(_ranks(seed, i, m), kind='stable')[:n]) if m > n else np.arange(m)
 
-    at = np.concatenate([a + first(i, b - a) for i, a, b in zip(dataset.ids, c.rows, c.rows[1:])])
-    return dataset.with_captions(c.take(at, few))
+    at = np.concatenate([a + chosen(i, b - a) for i, a, b in zip(dataset.ids, c.rows, c.rows[1:])])
+    return dataset.with_captions(c.take(at, counts))
 
 
 def _ranks(seed, name, m):

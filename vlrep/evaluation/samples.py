@@ -54,14 +54,14 @@ def render_model_input(
 def word_maps(
     m: Pretrained,  # Has the capabilities `caption` and `attend`
     images: list,  # Pictures
-    max_words: int = 16,  # Words of a caption that are kept
+    max_words: int = 16,  # Words kept per caption
     big: list = None,  # The same pictures with more pixels, to show
 ) -> list:  # Dicts `image`, `words`, as `words_html` takes them
     "Caption each picture, and map the attention of each word, averaged over layers and heads"
     x = m.eval().batch(images)
     tokens = m.capabilities['caption'](x)
-    maps = m.capabilities['attend'](x, tokens, (tokens != m.tokenizer.pad).sum(1))[:, 1:].cpu().numpy()  # [SOS] is not
-    # written
+    maps = m.capabilities['attend'](x, tokens, (tokens != m.tokenizer.pad).sum(1))
+    maps = maps[:, 1:].cpu().numpy()  # without the one of [SOS], which is not predicted
     out = []
     for t, a, p in zip(tokens.tolist(), maps, render_model_input(m, images if big is None else big)):
         ids = t[1 : t.index(m.tokenizer.eos)] if m.tokenizer.eos in t else t[1:]

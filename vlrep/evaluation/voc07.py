@@ -54,11 +54,11 @@ VOC_SPECS = dict(
 def interpolated_ap(
     scores: np.ndarray | list,  # Higher means more likely (n,)
     labels: np.ndarray | list,  # 1 or 0 (n,)
-    weights: np.ndarray = None,  # How often each item counts (draws,n); once by default
+    weights: np.ndarray = None,  # How often each item counts in each bootstrap resample (draws,n); once by default
 ) -> float | np.ndarray:  # A number, or (draws,) with weights; NaN where nothing is positive
     """Compute average precision with interpolated precision, which never rises with recall
 
-    Items of equal score are ranked together (FAIR's self-supervision benchmark, code)
+    Equal scores make one step of the curve, as in the code of FAIR's self-supervision benchmark
     """
     scores = np.asarray(scores, np.float64)
     labels = np.asarray(labels, np.float64)

@@ -132,7 +132,7 @@ def word_loss(
 
 def word_term(
     out: dict,  # Of a model: with `words`, `target_words` and `word_weight`, or without, as in validation
-    like: Tensor,  # The total of another term
+    like: Tensor,  # A tensor whose type and device the total gets
 ) -> LossTerm:  # It counts images
     "Return the head's part of a loss; it counts no image where the model gave no `words`"
     t, m = word_loss(out['words'], out['target_words']) if 'words' in out else (torch.zeros(()), 0)

@@ -15,9 +15,12 @@ from torch import Tensor
 def concept_nll(
     logits: Tensor,  # A score for each concept (b,k)
     concepts: Tensor,  # 1 for each that the image has; for topics their probabilities (b,k)
-    soft: bool = False,  # Topics?
+    soft: bool = False,  # Are they topics?
 ) -> tuple:  # Nats of each image, 0 if it has no concept (b,); whether it has one (b,) bool
-    "Cross-entropy to the uniform distribution over an image's concepts, or to the probability of each topic"
+    """Softmax cross-entropy to the uniform distribution over an image's concepts
+
+    With `soft`, binary cross-entropy to the probability of each topic, summed over the topics
+    """
     if logits.shape != concepts.shape:
         raise ValueError(f'logits {tuple(logits.shape)} do not fit concepts {tuple(concepts.shape)}')
     n = concepts.sum(1)

@@ -24,15 +24,16 @@ from .text_encoder import _linear
 class _StreamBlock(nn.Module):
     "One stream's part of a sublayer: queries, keys and values, and the feed-forward network"
 
-    def __init__(self, sizes, width, asks, shown):
+    def __init__(self, sizes, attention_width, has_queries, has_keys):
+        "Make what the stream needs: queries if it attends, keys and values if another stream attends to it"
         super().__init__()
-        self.asks = asks
-        self.shown = shown
+        self.has_queries = has_queries
+        self.has_keys = has_keys
         d, ffn = sizes
-        self.project = nn.Linear(d, (asks + 2 * shown) * width)
-        if not asks:
+        self.project = nn.Linear(d, (has_queries + 2 * has_keys) * attention_width)
+        if not has_queries:
             return
-        self.out = nn.Linear(width, d)
+        self.out = nn.Linear(attention_width, d)
         self.linear1 = nn.Linear(d, ffn)
         self.linear2 = nn.Linear(ffn, d)
         self.norm1 = nn.LayerNorm(d)
@@ -86,12 +87,12 @@ class FusionLayer(nn.Module):
         self.heads = spec.heads
         self.p = config.dropout
         self.attention_p = config.attention_dropout
-        shown = {s for ss in self.looks.values() for s in ss}
+        attended = {s for ss in self.looks.values() for s in ss}
 
-        def half(s):
-            return _StreamBlock(config.sizes(s), spec.width or config.sizes(s)[0], s in self.looks, s in shown)
+        def block(s):
+            return _StreamBlock(config.sizes(s), spec.width or config.sizes(s)[0], s in self.looks, s in attended)
 
-        self.halves = nn.ModuleDict(dict(both=half('text')) if spec.shared else {s: half(s) for s in spec.streams})
+        self.halves = nn.ModuleDict(dict(both=block('text')) if spec.shared else {s: block(s) for s in spec.streams})
         self.users = {h: spec.streams if h == 'both' else (h,) for h in self.halves}
         self.groups = [
             (seen, [s for s in self.looks if self.looks[s] == seen]) for seen in dict.fromkeys(self.looks.values())
@@ -109,11 +110,12 @@ class FusionLayer(nn.Module):
             names = self.users[h]
             y = _linear(torch.cat([rows[s] for s in names]), half.project)
             for s, part in zip(names, y.split([len(rows[s]) for s in names])):
-                heads = seats[s].spread(part).unflatten(2, (half.asks + 2 * half.shown, self.heads, -1))
+                parts = half.has_queries + 2 * half.has_keys
+                heads = seats[s].spread(part).unflatten(2, (parts, self.heads, -1))
                 heads = heads.permute(2, 0, 3, 1, 4).unbind()
-                if half.asks:
+                if half.has_queries:
                     q[s] = heads[0]
-                if half.shown:
+                if half.has_keys:
                     k[s], v[s] = heads[-2:]
         return q, k, v
 

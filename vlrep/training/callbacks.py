@@ -129,7 +129,7 @@ _SMALL = 2**20  # Larger buffers, such as queues, are changed after the step, by
 
 
 class TrainingDiverged(ValueError):
-    "The loss of a training was not finite for too long"
+    "Too many steps in a row had a loss or a gradient that was not finite"
 
 
 class SkipNonFinite(StatefulCallback):
@@ -215,8 +215,8 @@ class SkipNonFinite(StatefulCallback):
                 print(f'{self.log}: cannot write ({e.strerror}); left out: step {step}, samples {ids}', file=sys.stderr)
         if self.bad_in_a_row < self.limit:
             return
-        safe = getattr(self.learn, 'save_run', None)
-        where = safe.where() if safe else ''
+        checkpointer = getattr(self.learn, 'save_run', None)
+        where = checkpointer.where() if checkpointer else ''
         stop_fit(
             self.learn,
             TrainingDiverged(

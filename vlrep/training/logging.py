@@ -175,24 +175,24 @@ class CSVLogger(StatefulCallback):
         "Open the file for appending, with its header and without a torn last row"
         self.path.parent.mkdir(parents=True, exist_ok=True)
         lrs = [f'lr{i}' for i in range(len(self.opt.hypers))]
-        added = [
+        optional = [
             *step_numbers(self.learn),
             *(f'{part}_{k}' for part in ('train', 'valid') for k in self.loss_func.terms),
         ]
-        self.names = ['step', 'epoch', 'train_loss', 'valid_loss', *lrs, 'seconds', 'images_s', *added]
+        self.names = ['step', 'epoch', 'train_loss', 'valid_loss', *lrs, 'seconds', 'images_s', *optional]
         head = ','.join(self.names)
         f = open(self.path, 'a+b', buffering=0)
         f.seek(0)
         text = f.read()
         f.truncate(text.rfind(b'\n') + 1)
         old = text[: max(text.find(b'\n'), 0)].decode(errors='replace').strip()
-        later = [k for k in added if k not in old.split(',')]
+        missing = [k for k in optional if k not in old.split(',')]
         self.begun = text.count(b'\n') > 1
         if not old:
             f.write(head.encode() + b'\n')
-        elif old.split(',') == [k for k in self.names if k not in later]:
-            self.names = old.split(',')
-        elif old != head:
+        elif old.split(',') == [k for k in self.names if k not in missing]:
+            self.names = old.split(',')  # an older version wrote this file: go on with its columns
+        else:
             f.close()
             raise ValueError(f'{self.path}: its columns are {old}, this run writes {head}: log to another file')
         return f

@@ -171,7 +171,7 @@ class GridAndText(nn.Module):
         self,
         batch: dict,  # `images` (b,3,h,w) or `region_feats` and `region_counts`; `tokens` (b,s), `lengths` (b,)
     ) -> dict:  # `pooled` (b,d), `text` (b,s,d), `regions` (b,n,d)
-        "Text and image combined: the product of two vectors"
+        "Late fusion: the product of the normalised mean of the regions and the normalised state of the first token"
         if 'region_feats' in batch:
             cells = batch['region_feats']
             counts = batch['region_counts']
@@ -182,4 +182,5 @@ class GridAndText(nn.Module):
         real = sequence_mask(counts, regions.shape[1])
         mean = (regions * real[..., None]).sum(1) / counts.clamp(min=1)[:, None]
         states = self.text(batch['tokens'], batch['lengths'])
-        return dict(pooled=self.norms[0](mean) * self.norms[1](states[:, 0]), text=states, regions=regions)
+        image = self.norms[0](mean).masked_fill(counts[:, None] == 0, 1.0)  # without an image, the text alone
+        return dict(pooled=image * self.norms[1](states[:, 0]), text=states, regions=regions)

@@ -41,13 +41,13 @@ class TagPredictionModel(nn.Module):
 # %% ../../../nbs/methods/tag_prediction/40_method.ipynb #065a71a5
 def tag_prediction_loss(
     recipe: TagPredictionRecipe,  # `concepts`
-) -> Callable:  # (output of `TagPredictionModel`, batch) -> nats (), images that have a concept ()
-    "Make the loss: cross-entropy to an image's concepts (ICMLM sec. 3.1); for topics, to the probability of each"
+) -> Callable:  # (output of `TagPredictionModel`, batch) -> total nats (), number of images with a concept ()
+    "Make the loss: softmax cross-entropy to an image's concepts (ICMLM sec. 3.1); for LDA topics, binary cross-entropy"
     soft = recipe.concepts == 'lda'
 
     def loss(out, batch):
-        nats, real = concept_nll(out['logits'], out['target'], soft)
-        return nats.sum(), real.sum()
+        nats, has_concept = concept_nll(out['logits'], out['target'], soft)
+        return nats.sum(), has_concept.sum()
 
     return loss
 
