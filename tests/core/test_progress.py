@@ -22,10 +22,10 @@ from vlrep.experiments.config import get_recipe
 from vlrep.methods.base import METHODS
 from vlrep.evaluation.captioning import write_captions
 from vlrep.models.features import bn_statistics, features
-from vlrep.evaluation.linear_probe import fit_linear, fit_per_category
+from vlrep.evaluation.logistic_probe import fit_linear, fit_per_category
 from vlrep.evaluation.knn import neighbours
 from vlrep.evaluation.pointing import centre_map, pointing_table
-from vlrep.evaluation.softmax_probe import SoftmaxRecipe, softmax_probe
+from vlrep.evaluation.sgd_probe import SoftmaxRecipe, softmax_probe
 from vlrep.evaluation.svm import fit_svms
 from vlrep.evaluation.transfer import transfer_table
 from dataclasses import replace

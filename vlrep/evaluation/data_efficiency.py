@@ -12,7 +12,7 @@ import torch
 from ..core.seeding import rng
 from ..data.records import ImageTextDataset
 from .base import score_row
-from .linear_probe import L2S, fit_linear
+from .logistic_probe import L2S, fit_linear
 from .transfer import mean_statistic
 from ..metrics.ranking import bootstrap, chance_ap, chance_top1, correct, mean_ap, top1
 from ..models.features import features

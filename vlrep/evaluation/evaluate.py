@@ -28,7 +28,7 @@ from .captioning import caption_scores
 from .grounding import grounding_table, localizer
 from .held_out import backbones_to_probe, open_held_out
 from .knn import knn_probe
-from .softmax_probe import MCT_PROBE, MOCO_PROBE, VIRTEX2_PROBE, VIRTEX_PROBE, softmax_probe
+from .sgd_probe import MCT_PROBE, MOCO_PROBE, VIRTEX2_PROBE, VIRTEX_PROBE, softmax_probe
 from .transfer import world_table
 from .voc07 import voc07
 

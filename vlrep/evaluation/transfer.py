@@ -14,7 +14,7 @@ import torch
 from ..core.progress import progress
 from ..data.records import ImageTextDataset
 from .base import EvaluationContext, score_row
-from .linear_probe import best_strength, fit_linear, fit_per_category
+from .logistic_probe import best_strength, fit_linear, fit_per_category
 from vlrep.metrics.ranking import (
     average_precision,
     bootstrap,
