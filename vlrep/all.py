@@ -19,8 +19,6 @@ from PIL import Image
 from torch import Tensor, nn
 
 # %% ../nbs/95_all.ipynb #ab806090
-from .models.momentum_queue import MomentumEncoder, Queue
-
 from .core.plotting import show_images, style
 from .core.seeding import torch_rng
 from .core.testing import check_learning, expect_fail, test_eq, test_tensor
@@ -86,6 +84,7 @@ from .models.backbones import make_backbone, resnet
 from .models.decoding import beam
 from .models.features import bn_statistics, features, frozen
 from .models.fusion_model import FusionModel
+from .models.momentum_queue import MomentumEncoder, Queue
 from .models.pretrained import Pretrained
 from .models.text_encoder import TextEncoder
 from .reports.run_report import jpeg_uri

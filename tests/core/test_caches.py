@@ -8,10 +8,10 @@ import pytest
 import torch
 from PIL import Image
 from tools import same_tensors
-from vlrep.data.region_inputs import RegionReader
-from vlrep.data.region_store import RegionStore, RegionWriter
 
 from vlrep.data.collate import caption_tokenizer
+from vlrep.data.region_inputs import RegionReader
+from vlrep.data.region_store import RegionStore, RegionWriter
 from vlrep.datasets.world.dataset import world
 from vlrep.methods import fusion_collate
 from vlrep.models.backbones import make_backbone

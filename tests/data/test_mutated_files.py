@@ -16,11 +16,11 @@ import lmdb
 import numpy as np
 import pytest
 from paths import ROOT
-from vlrep.data.published_regions import convert_regions
-from vlrep.data.region_store import RegionStore, RegionWriter
 
 from vlrep.data.box_files import BoxFile
 from vlrep.data.lmdb_files import lmdb_items
+from vlrep.data.published_regions import convert_regions
+from vlrep.data.region_store import RegionStore, RegionWriter
 from vlrep.data.tasks import read_labels
 from vlrep.methods.fusion_collate import read_generated_captions
 from vlrep.models.bert import load_bert, save_bert

@@ -23,7 +23,6 @@ from PIL import EpsImagePlugin, Image
 from run_folders import build, reseal, resign
 from safetensors.torch import load_file, save_file
 from tools import NET, PHOTOS, needs_clear_refs, peak, refused, sets
-from vlrep.models.backbone_weights import load_backbone, read_state
 
 import vlrep
 from vlrep.core.files import read_json, write_json
@@ -41,6 +40,7 @@ from vlrep.experiments.pretrain import pretrain, resume_run
 from vlrep.experiments.spec import recorded_spec, run_spec
 from vlrep.methods.virtex.model import CaptioningModel
 from vlrep.methods.virtex.official import load_virtex, virtex_state
+from vlrep.models.backbone_weights import load_backbone, read_state
 from vlrep.models.backbones import make_backbone
 from vlrep.reports.run_report import write_report
 from vlrep.training.run_folder import Run, open_run_folder

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from PIL import Image
 from tools import NET, refused, sets, vlrep
-from vlrep.data.region_inputs import RegionReader
 
 from vlrep.data.box_files import BoxFile
 from vlrep.data.image_files import is_hidden
 from vlrep.data.paraphrases import read_paraphrases
 from vlrep.data.records import Record
+from vlrep.data.region_inputs import RegionReader
 from vlrep.data.tasks import read_labels
 from vlrep.data.wordpiece import WordPieceTokenizer
 from vlrep.datasets.base import DATASETS

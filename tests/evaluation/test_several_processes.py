@@ -54,6 +54,6 @@ def test_features_of_two_processes_are_those_of_one(done):
     (one,) = (done[1] / 'features1').iterdir()
     (two,) = (done[1] / 'features2').iterdir()
     a, b = (np.load(f / 'features.npy') for f in (one, two))
-    assert one.name == two.name and (one / 'ids.txt').read_text() == (two / 'ids.txt').read_text()
+    assert one.name == two.name and (one / 'ids.json').read_text() == (two / 'ids.json').read_text()
     assert len(a) == 200 and a.any(1).all()  # each image once
     np.testing.assert_allclose(a, b, atol=1e-5)

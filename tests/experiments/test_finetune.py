@@ -14,12 +14,12 @@ import torch
 from PIL import Image
 from run_folders import SCENES, TINY, WRITERS, untrained
 from tools import quiet, refused
-from vlrep.data.region_store import RegionStore, RegionWriter
 
 import vlrep
 from vlrep.cli import main
 from vlrep.data.collate import caption_lines
 from vlrep.data.records import ArrayDataset
+from vlrep.data.region_store import RegionStore, RegionWriter
 from vlrep.data.tasks import TaskDataset
 from vlrep.data.tokenizer import Tokenizer
 from vlrep.datasets.vqa import write_vqa

@@ -14,10 +14,10 @@ from PIL import Image
 from tools import both_spellings, refused
 from torchvision.models import detection
 from torchvision.transforms.functional import to_tensor
-from vlrep.data.region_store import RegionStore, RegionWriter
 
 from vlrep.cli import main
 from vlrep.data.records import open_image
+from vlrep.data.region_store import RegionStore, RegionWriter
 from vlrep.datasets.world.dataset import scene
 from vlrep.experiments import region_files
 from vlrep.models.region_sources import load_detector

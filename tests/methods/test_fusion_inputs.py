@@ -15,14 +15,14 @@ from PIL import Image
 from run_folders import leaving
 from tools import quiet, refused
 from torchvision.models import detection
-from vlrep.data.published_regions import convert_regions
-from vlrep.data.region_inputs import RegionReader
-from vlrep.data.region_store import RegionStore, RegionWriter
 
 import vlrep
 from vlrep.core.weights import weights_sha256
 from vlrep.data.collate import caption_lines
+from vlrep.data.published_regions import convert_regions
 from vlrep.data.records import ImageFileDataset
+from vlrep.data.region_inputs import RegionReader
+from vlrep.data.region_store import RegionStore, RegionWriter
 from vlrep.data.tasks import TaskDataset, read_labels
 from vlrep.datasets.world.build import counterparts
 from vlrep.datasets.world.dataset import world

@@ -22,11 +22,11 @@ from safetensors.torch import save_file
 from tools import needs_clear_refs, peak
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
-from vlrep.models.backbone_weights import load_backbone, read_state
 
 from vlrep.core.weights import read_pickle
 from vlrep.methods.virtex.model import CaptioningModel
 from vlrep.methods.virtex.official import load_virtex, virtex_state
+from vlrep.models.backbone_weights import load_backbone, read_state
 from vlrep.models.backbones import make_backbone
 from vlrep.models.bert import load_bert, save_bert
 from vlrep.models.bert_model import Bert, BertConfig

@@ -9,11 +9,11 @@ from fnmatch import fnmatch
 import pytest
 from run_folders import facts as page_facts
 from tools import ROOT
-from vlrep.experiments.resolve_options import tiny_changes
 
 from vlrep.datasets.base import DATASETS
 from vlrep.experiments.baselines import train_on
 from vlrep.experiments.config import get_recipe, override_all, recipe_dict
+from vlrep.experiments.resolve_options import tiny_changes
 from vlrep.experiments.splits import open_splits
 from vlrep.methods.base import METHODS
 from vlrep.methods.virtex.model import CaptioningModel

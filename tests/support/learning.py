@@ -10,12 +10,12 @@ import re
 
 import torch
 from paths import ROOT
-from vlrep.experiments.resolve_options import tiny_changes
 
 from vlrep.core.testing import check_learning
 from vlrep.datasets.base import DATASETS
 from vlrep.experiments.baselines import train_on
 from vlrep.experiments.config import get_recipe, override_all
+from vlrep.experiments.resolve_options import tiny_changes
 from vlrep.experiments.sanity_checks import overfit
 from vlrep.experiments.splits import open_splits
 from vlrep.methods.base import METHODS

@@ -10,12 +10,12 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from PIL import Image
-from vlrep.data.region_store import RegionStore
 
 from vlrep.core.fields import check_fields
 from vlrep.core.files import read_json, write_json
 from vlrep.core.run_facts import read_log
 from vlrep.data.loader import loaders
+from vlrep.data.region_store import RegionStore
 from vlrep.data.tokenizer import TokenIds, Tokenizer
 from vlrep.datasets.base import DATASETS
 from vlrep.datasets.mm_imdb import write_mm_imdb

@@ -16,7 +16,7 @@ from torch import Tensor
 from ..core.fields import corrupt_limit
 from ..core.progress import progress
 from .loader import StatefulLoader
-from .records import ImageTextDataset
+from .records import CorruptImage, ImageTextDataset
 
 # %% ../../nbs/data/64_evaluation_batches.ipynb #8b0e9b53
 _PROCESSES = ContextVar('processes', default=(0, None))
@@ -51,10 +51,11 @@ def evaluation_loader(
 ) -> StatefulLoader:  # To be closed by the caller
     "Make a loader for an evaluation, whose images must all be readable"
     workers, dist = _PROCESSES.get()
-    options = dict(max_corrupt=0, workers=workers) | options
+    options = dict(max_corrupt=0, workers=workers, labels=()) | options
     if len(source) <= bs:
         options['workers'] = 0  # a single batch is read at once
-    if shared and dist is not None and min(bs, len(source)) >= dist.world_size:
+    smallest = len(source) % bs or bs
+    if shared and dist is not None and smallest >= dist.world_size:  # no process is ever without an image
         options |= dict(rank=dist.rank, world_size=dist.world_size)
     return StatefulLoader(source, bs, aug=view, device=device, **options)
 
@@ -80,7 +81,7 @@ def evaluation_batches(
     view: Callable = None,  # As for `evaluation_loader`
     bs: int = 256,  # Images a batch
     device: str | torch.device = 'cpu',  # Where views are computed
-) -> Iterator[dict[str, Tensor]]:  # `images` (b,3,h,w), `hw` (b,2), `id` (b,): the rows, and the labels of `source`
+) -> Iterator[dict[str, Tensor]]:  # `images` (b,3,h,w), `hw` (b,2), `id` (b,): the rows
     "Yield all images of a dataset in order, each once; a `ValueError` names one that cannot be read"
     loader = evaluation_loader(source, view, bs, device)
     try:
@@ -90,6 +91,28 @@ def evaluation_batches(
         loader.close()
 
 # %% ../../nbs/data/64_evaluation_batches.ipynb #63a17c2b
+class _Attempts(ImageTextDataset):
+    "Stands for a dataset whose images are only tried: a height of 0 says that an image cannot be read"
+
+    def __init__(self, dataset):
+        super().__init__(dataset.name, len(dataset), 1)
+        self.dataset = dataset
+
+    def images(self, idx):
+        ok = [_error_of(self.dataset, int(i)) is None for i in idx]
+        hw = torch.tensor(ok, dtype=torch.long)[:, None].expand(-1, 2)
+        return torch.zeros(len(ok), 3, 1, 1, dtype=torch.uint8), hw
+
+
+def _error_of(dataset, i):
+    "Read an image; say what is wrong with it, or None"
+    try:
+        dataset.images([i])
+    except CorruptImage as e:
+        return str(e)
+    return None
+
+
 def readable(
     dataset: ImageTextDataset,  # Photos to be reported on
     log: Callable = print,  # Called with each photo that is left out
@@ -100,13 +123,16 @@ def readable(
 
     A `ValueError` counts them if they are more than `max_corrupt` allows
     """
-    loader = evaluation_loader(dataset, bs=64, max_corrupt='100%')
+    if not len(dataset):
+        return dataset
+    loader = evaluation_loader(_Attempts(dataset), bs=64)
+    bad = {}
     try:
-        for _ in progress(loader, len(loader), 'photos read'):
-            pass
+        for batch, _ in progress(loader, len(loader), 'photos read'):
+            for i in batch['id'][batch['hw'][:, 0] == 0].tolist():
+                bad[i] = _error_of(dataset, i)
     finally:
         loader.close()
-    bad = loader.corrupt
     limit = corrupt_limit(len(dataset), max_corrupt)
     if len(bad) > limit:
         raise ValueError(

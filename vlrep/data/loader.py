@@ -44,6 +44,7 @@ class _Jobs(Dataset):
     seed: int
     train: bool
     flip_p: float
+    labels: tuple
     bad: dict = field(default_factory=dict)  # row -> reason: what this process found damaged
 
     def __len__(self):
@@ -61,7 +62,7 @@ class _Jobs(Dataset):
         flip = hashed_uniform(rows, self.seed, 'flip', when) < self.flip_p
         b = dict(images=image, hw=torch.as_tensor(hw), id=torch.from_numpy(rows), flip=torch.from_numpy(flip))
         texts = {} if self.collate is None else self.collate(self.source, rows, when, self.seed, flip)
-        return {**b, **texts, **{k: torch.from_numpy(v[rows]) for k, v in self.source.labels.items()}}, bad
+        return {**b, **texts, **{k: torch.from_numpy(self.source.labels[k][rows]) for k in self.labels}}, bad
 
     def pictures(self, rows, when):
         "Read images: their rows, pixels, height and width, and what was damaged"
@@ -121,6 +122,7 @@ class StatefulLoader:
     # the default unless the dataset sets it
     collate: Callable = None  # What is read beside each image: a function of (source, rows, when, seed, flip); by
     # default captions, if there is a `tokenizer`
+    labels: tuple = None  # Names of the labels in a batch; by default all of the dataset
 
     n_inp = 1
     parts = 1  # Micro-batches that a batch is cut into afterwards
@@ -159,7 +161,8 @@ class StatefulLoader:
         if self.bucket and collate is not None and not hasattr(collate, 'lengths'):
             raise ValueError(f'bucket={self.bucket}: {type(collate).__name__} has no `lengths` to sort by')
         flips = self.train and getattr(self.aug, 'flips', False)
-        self._jobs = _Jobs(self.source, collate, self.seed, self.train, self.flip_p if flips else 0.0)
+        labels = tuple(self.source.labels if self.labels is None else self.labels)
+        self._jobs = _Jobs(self.source, collate, self.seed, self.train, self.flip_p if flips else 0.0, labels)
 
     def __len__(self):
         return -(-len(self.source) // self.bs)

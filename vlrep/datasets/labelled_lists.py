@@ -68,13 +68,17 @@ def read_labelled_list(
             raise ValueError(f'{path}, line {i}: {name} is there twice')
         rows[name] = i, word
     if not rows:
-        raise ValueError(f'{path}: not a single photo with its class')
+        raise ValueError(f'{path}: not a single photo with its class' + (f': {bad[0]}' if bad else ''))
     names = list(classes or _class_names([word for _, word in rows.values()], path))
     at = {c: k for k, c in enumerate(names)}
+    numbers = {word: _number(word) for _, word in rows.values() if _number(word) is not None}
+    by_number = not numbers.keys() <= at.keys()  # else digits are names of classes
+    if by_number and max(numbers.values()) >= len(names):
+        raise ValueError(f'{path}: has a class {max(numbers.values())}; the {len(names)} classes are numbered from 0')
     label = {}
     for name, (i, word) in rows.items():
-        k = at.get(word, _number(word))
-        if k is None or k >= len(names):
+        k = (numbers if by_number else at).get(word)
+        if k is None:
             bad.append(f'{path}, line {i}: {word!r} is none of the {len(names)} classes {names[0]} to {names[-1]}')
         else:
             label[name] = k

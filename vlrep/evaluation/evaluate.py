@@ -121,9 +121,9 @@ def evaluate_folder(
     train, test = (readable(d, context.log, context.max_corrupt) for d in parts)
     train = _share_of_each_class(train, share)
     how = dict(size=m.view.size, name=context.method)
-    saved = context.run and context.run / 'softmax-probe.pt'
+    folder = context.run and context.run.path
     rows = [
-        softmax_probe(m.backbone, train, test, 'label', PROBES[probe], path=saved, **how),
+        softmax_probe(m.backbone, train, test, 'label', PROBES[probe], folder=folder, **how),
         *knn_probe(m.backbone, train, test, 'label', (1, 20), **how),
     ]
     return [dict(row, share=share) for row in rows]

@@ -7,6 +7,7 @@ __all__ = ['VIRTEX_PROBE', 'VIRTEX2_PROBE', 'MOCO_PROBE', 'MCT_PROBE', 'SoftmaxR
 
 # %% ../../nbs/evaluation/20_sgd_probe.ipynb #4451930e
 import hashlib
+import io
 import json
 import math
 import time
@@ -23,7 +24,7 @@ from ..core.progress import progress
 from ..core.seeding import rng, torch_rng
 from ..core.weights import read_pickle, weights_sha256
 from ..data.evaluation_batches import computed_batches, evaluation_dist, evaluation_loader
-from ..data.fingerprint import fingerprint
+from ..data.fingerprint import image_digest
 from ..data.records import ImageTextDataset
 from ..data.transforms import TrainTransform
 from .base import score_row
@@ -134,7 +135,7 @@ def _training_batches(backbone, train, label, recipe, size, *, seed, start):
     view = None
     if recipe.scale is not None:
         view = TrainTransform(size or train.size, recipe.scale, jitter=(0, 0, 0, 0), jitter_p=0)
-    loader = evaluation_loader(train, view, recipe.bs, p.device, shared=True, train=True, seed=seed)
+    loader = evaluation_loader(train, view, recipe.bs, p.device, shared=True, train=True, seed=seed, labels=(label,))
     if recipe.scale is None:
         f = features(backbone, train, size, pools=('avg',))['avg'].to(p.device)
         y = torch.from_numpy(class_labels(train, label)).to(p.device)
@@ -159,42 +160,47 @@ _SECONDS = 60  # Between two saved states
 class _Progress:
     "The state of a training that can be continued, in a file; without a file nothing is kept"
 
-    def __init__(self, path, facts):
-        self.path = path
-        self.facts = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+    def __init__(self, folder, facts):
+        key = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
+        self.path = folder and Path(folder) / f'probe-{key}.pt'
+        self.dist = evaluation_dist()
+        self.is_main = self.dist is None or self.dist.is_main
         self.saved_at = time.monotonic()
 
     def load(self):
-        "Read heads, losses of the epoch and number of steps; None if there is nothing of the same training"
-        if self.path is None or not self.path.exists():
-            return None
-        state = read_pickle(self.path)
-        return state if state['facts'] == self.facts else None
+        "Read number of steps, heads and losses of the epoch, in all processes what the main one has"
+        state = dict(step=0, heads=None, loss=[])
+        if self.path and self.path.exists() and self.is_main:
+            state = read_pickle(self.path)
+        return state if self.dist is None else self.dist.objects(state)[0]
 
     def save(self, **state):
         "Write the state, unless the last one is from a moment ago"
-        dist = evaluation_dist()
-        if self.path is None or time.monotonic() - self.saved_at < _SECONDS or dist is not None and not dist.is_main:
+        if not (self.path and self.is_main) or time.monotonic() - self.saved_at < _SECONDS:
             return
+        data = io.BytesIO()
+        torch.save(state, data)
         with atomic_file(self.path) as new:
-            torch.save(dict(state, facts=self.facts), new)
+            new.write_bytes(data.getbuffer())
         self.saved_at = time.monotonic()
 
     def remove(self):
-        if self.path is not None:
+        "Remove the state of a training that is done"
+        if self.path and self.is_main:
             self.path.unlink(missing_ok=True)
 
 
-def _train_heads(backbone, train, label, classes, *, recipe, size, seed, path):
+def _train_heads(backbone, train, label, classes, *, recipe, size, seed, folder):
     "Train heads for all rates; return them, and the mean loss of each in the last epoch"
     facts = dict(
         weights=weights_sha256(backbone.state_dict()),
-        images=fingerprint(train),
+        images=image_digest(train),
+        classes=hashlib.sha256(class_labels(train, label).tobytes()).hexdigest(),
         recipe=asdict(recipe),
         how=[label, classes, size, seed],
     )
-    saved = _Progress(path and Path(path), facts)
-    state = saved.load() or dict(step=0, heads=None, loss=[])
+    saved = _Progress(folder, facts)
+    state = saved.load()
     start = state['step']
     loss = state['loss']
     heads = None
@@ -225,7 +231,7 @@ def softmax_probe(
     name: str = 'backbone',  # Of the backbone, in the row
     seed: int = 0,  # Held-out part, order, views and initial weights depend on this alone
     draws: int = 500,  # Number of bootstrap resamples of the test images
-    path: FilePath = None,  # A file that keeps the state of the training: one that was stopped goes on from there
+    folder: FilePath = None,  # Keeps the state of the training: one that was stopped goes on from there
 ) -> dict:  # `question, metric, backbone, n, chance, value, low, high` (in percent), `lr`,
     # `wd`, and `tried`, a dict for each head
     "Train a softmax layer on frozen features with all rates at once; top-1 on `test` (VirTex sec. 4.1)"
@@ -238,7 +244,7 @@ def softmax_probe(
     valid = np.sort(perm[:cut])
     rows = np.sort(perm[cut:])
     classes = 1 + int(max(y.max(), yt.max()))
-    how = dict(recipe=recipe, size=size, seed=seed, path=path)
+    how = dict(recipe=recipe, size=size, seed=seed, folder=folder)
     heads, loss = _train_heads(backbone, train.subset(rows, 'train'), label, classes, **how)
     device = next(backbone.parameters(), torch.zeros(())).device
 

@@ -69,9 +69,9 @@ def caption(
     return captions
 
 # %% ../../nbs/experiments/70_commands.ipynb #107d7c32
-def _context(run, which, root, max_corrupt, log, plugins):
+def _context(run, which, root, max_corrupt, log, plugins, device):
     "Open a run for an evaluation"
-    model = open_run(run, which, plugins=plugins)
+    model = open_run(run, which, device, plugins)
     loaded = open_run_folder(run)
     limit = loaded.info.get('max_corrupt') if max_corrupt is None else max_corrupt
     sizes = recorded_options(loaded.info, loaded / 'recipe.json')
@@ -97,7 +97,8 @@ def evaluate(
     options = evaluation.check(root, **options)
     with process_group() as dist, evaluation_processes(workers, dist), stored_features(features):
         log = log if dist.is_main else str
-        rows = evaluation.evaluate(_context(run, which, root, max_corrupt, log, plugins), **options)
+        context = _context(run, which, root, max_corrupt, log, plugins, dist.device)
+        rows = evaluation.evaluate(context, **options)
         if dist.is_main:
             line = dict(on=on, which=str(which), date=time.strftime('%Y-%m-%d'), commit=commit(), rows=rows)
             append_line(Path(run) / 'evaluations.jsonl', json.dumps(line, ensure_ascii=False))
@@ -117,13 +118,13 @@ def extract_features(
     max_corrupt: int | float | str = None,  # How many photos may be unreadable, see `corrupt_limit`
     log: Callable = print,  # Called with lines for the screen
     plugins: Sequence[FilePath] = (),  # Python files of the run that may be imported, since you trust them
-) -> Path:  # The folder: `features.npy` float32, `ids.txt`, and a file for each label, in the same order
+) -> Path:  # The folder: `features.npy` float32, `ids.json` and `labels.npz`, in the same order
     "Write the features of images by the backbone of a run"
     one_of('--part', part, ('train', 'test'))
     one_of('--pooling', pooling, POOLS)
     with process_group() as dist, evaluation_processes(workers, dist):
         log = log if dist.is_main else str
-        context = _context(run, which, root, max_corrupt, log, plugins)
+        context = _context(run, which, root, max_corrupt, log, plugins, dist.device)
         images = open_held_out(context, data) if part == 'test' else open_probe_sets(context, data)[0]
         folder = write_features(context.model.backbone, images, out, context.model.view.size, pools=(pooling,))[pooling]
     log(f'{len(images):,} images, {pooling}: {folder}')

@@ -15,11 +15,11 @@ from typing import NamedTuple
 
 import numpy as np
 from scipy import stats
-from .resolve_options import recipe_name
 
 from ..core.files import FilePath
 from ..datasets.base import DATASETS
 from .config import get_recipe, recipe_dict
+from .resolve_options import recipe_name
 from ..reports.run_report import read_results
 
 # %% ../../nbs/experiments/60_comparisons.ipynb #1bf3c015

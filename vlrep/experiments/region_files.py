@@ -13,8 +13,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from ..data.published_regions import convert_regions
-from ..data.region_store import RegionStore, RegionWriter
 
 from ..core.fields import corrupt_limit
 from ..core.files import FilePath, brief
@@ -22,7 +20,9 @@ from ..core.progress import progress
 from ..core.registry import load_plugin
 from ..data.image_files import files_below, some_of
 from ..data.loader import TooManyDamaged
+from ..data.published_regions import convert_regions
 from ..data.records import CorruptImage, open_image
+from ..data.region_store import RegionStore, RegionWriter
 from ..data.shards import IMAGE_SUFFIXES
 from ..data.tasks import read_labels
 from .load_run import open_run

@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
-from .resolve_options import one_of, recipe_name, resolve_options, tiny_changes
-
 from ..core.fields import check_fields, corrupt_limit, field_rows
 from ..core.files import FilePath
 from ..core.registry import check_plugins, load_plugin, resolve
@@ -20,6 +18,7 @@ from ..core.run_facts import read_run_facts
 from ..datasets.base import DATASETS
 from ..evaluation.finetune.plan import PLANS, TASKS, FinetunePlan
 from .config import get_recipe, override, recipe_dict, recipe_from_dict, recorded_recipe
+from .resolve_options import one_of, recipe_name, resolve_options, tiny_changes
 from ..methods.base import METHODS
 from ..methods.recipe import MethodRecipe
 from ..training.trackers import check_tracker

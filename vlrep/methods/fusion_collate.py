@@ -17,8 +17,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from fastcore.basics import patch
-from ..data.region_inputs import RegionReader, open_regions
-from ..data.region_store import RegionStore
 
 from ..core.files import FilePath, cache_dir, cached_folder, file_sha256, read_json, write_json
 from ..core.registry import resolve
@@ -30,6 +28,8 @@ from ..data.box_files import BoxFile
 from ..data.collate import CaptionCollator
 from ..data.image_files import has_text
 from ..data.records import ImageTextDataset, TextBuffer
+from ..data.region_inputs import RegionReader, open_regions
+from ..data.region_store import RegionStore
 from ..data.text_pairs import MARK, encode_pairs, uncut_pairs
 from .fusion_recipe import FusionInput
 from ..models.bert import bert_tokenizer

@@ -11,10 +11,10 @@ from collections.abc import Callable
 
 import torch
 from fastai.data.core import DataLoaders
-from ..data.region_inputs import RegionReader
 
 from ..data.loader import StatefulLoader
 from ..data.pair_masking import mask_regions, mask_words
+from ..data.region_inputs import RegionReader
 from ..data.transforms import EvalTransform, TrainTransform
 from .fusion_collate import FusionCollator, check_fusion
 from .fusion_recipe import FusionInput, FusionRecipe

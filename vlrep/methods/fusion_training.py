@@ -16,9 +16,9 @@ import torch.nn as nn
 import torch.nn.functional as F
 from fastai.data.core import DataLoaders
 from torch import Tensor
-from ..data.region_store import RegionStore
 
 from ..data.loader import StatefulLoader
+from ..data.region_store import RegionStore
 from ..data.tokenizer import TokenIds
 from ..losses.masked_regions import masked_region_loss
 from .fusion_collate import auxiliary_corpus, auxiliary_images

@@ -18,7 +18,6 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
-from .backbone_weights import _check, _some, network_weights
 
 from ..core.files import FilePath, atomic_folder, brief, cache_dir, cached_folder, read_json, write_json
 from ..core.seeding import seed_of, torch_rng
@@ -27,6 +26,7 @@ from ..data.masking import mask_tokens
 from ..data.records import ImageTextDataset
 from ..data.tokenizer import Tokenizer, pad_tokens
 from ..data.wordpiece import WordPieceTokenizer
+from .backbone_weights import _check, _some, network_weights
 from .bert_model import Bert, BertConfig
 
 # %% ../../nbs/models/58_bert.ipynb #2ffc2d2c

@@ -18,11 +18,11 @@ import torch
 import torch.nn.functional as F
 import torchvision
 from safetensors.torch import load_file, save_file
-from .backbone_weights import read_state
 
 from ..core.files import FilePath, atomic_folder, read_json, write_json
 from ..core.registry import did_you_mean
 from ..core.seeding import torch_rng
+from .backbone_weights import read_state
 from .backbones import Backbone, backbone_shape
 from .resnet_names import RESNETS
 from .timm_torchvision import NamedBackbone

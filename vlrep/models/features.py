@@ -19,11 +19,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..core.files import FilePath, atomic_folder, folder_damage, write_index
+from ..core.files import FilePath, atomic_folder, folder_damage, write_index, write_json
 from ..core.progress import progress
 from ..core.weights import weights_sha256
 from ..data.evaluation_batches import computed_batches, evaluation_batches, evaluation_dist, evaluation_loader
-from ..data.fingerprint import fingerprint
+from ..data.fingerprint import image_digest
 from ..data.records import ImageTextDataset
 from ..data.transforms import EvalTransform
 
@@ -82,7 +82,7 @@ def stored_features(
 ) -> Iterator[None]:
     """Keep the features that are computed inside this context in files, and reuse those that are there
 
-    They are reused for the same weights, images and view only
+    They are reused for the same weights, printed network, images and view only
     """
     token = _FOLDER.set(None if folder is None else Path(folder))
     try:
@@ -91,8 +91,8 @@ def stored_features(
         _FOLDER.reset(token)
 
 
-def _extract(backbone, data, view, bs, pools, native, array):
-    "Fill an array for each of `pools`; `array(name, shape)` makes it, or None if this process keeps nothing"
+def _extract(backbone, data, view, bs, pools, native):
+    "Yield the features of each batch, in order: name of the pooling -> float32 array (b,c)"
     if not len(data):
         raise ValueError(f'{data.name}: no images to take features of')
     p = next(backbone.parameters(), torch.zeros(()))
@@ -102,19 +102,11 @@ def _extract(backbone, data, view, bs, pools, native, array):
         return {name: grids[name].float() for name in pools}
 
     loader = evaluation_loader(data, view, bs, p.device, shared=True)
-    out = {}
-    row = 0
     with frozen(backbone, native):
         for parts in progress(computed_batches(loader, pooled), len(loader), 'features'):
-            for name, part in parts.items():
-                if not part.isfinite().all():
-                    raise ValueError('the features hold values that are not finite: did training diverge?')
-                if name not in out:
-                    out[name] = array(name, (len(data), part.shape[1]))
-                if out[name] is not None:
-                    out[name][row : row + len(part)] = part.cpu().numpy()
-            row += len(part)
-    return out
+            if not all(part.isfinite().all() for part in parts.values()):
+                raise ValueError('the features hold values that are not finite: did training diverge?')
+            yield {name: part.cpu().numpy() for name, part in parts.items()}
 
 
 def _describe(backbone, data, view, native):
@@ -124,7 +116,8 @@ def _describe(backbone, data, view, native):
         network=hashlib.sha256(str(backbone).encode()).hexdigest(),
         native=native,
         data=data.name,
-        images=fingerprint(data),
+        images=image_digest(data),
+        ids=hashlib.sha256(json.dumps(list(map(str, data.ids))).encode()).hexdigest(),
         view={'name': type(view).__name__, **asdict(view)},
     )
 
@@ -139,39 +132,51 @@ def write_features(
     *,
     view: Callable = None,  # A dataclass, (batch, key) -> batch; by default `EvalTransform(size)`
     pools: tuple = POOLS,  # Which summaries of the grid, see `pool_grid`
-) -> dict:  # Name of the pooling -> its folder: `features.npy` float32, `ids.txt`, `label_NAME.npy`, `index.json`
+) -> dict:  # Name of the pooling -> its folder: `features.npy` float32, `ids.json`, `labels.npz`, `index.json`
     "Write the features of every image of `data` unless they are there; a `ValueError` names a folder that is damaged"
     view = view or EvalTransform(size or data.size)
-    facts = _describe(backbone, data, view, native)
+    dist = evaluation_dist()
+
+    def of_main(x):
+        "What the main process has found, in every process"
+        return x if dist is None else dist.objects(x)[0]
+
+    facts = of_main(_describe(backbone, data, view, native))
     key = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
     folders = {name: Path(folder) / f'{key}-{name}' for name in pools}
-    for f in folders.values():
-        if f.exists() and (damage := folder_damage(f, ('features.npy',))):
-            raise ValueError(f'{damage}; remove {f}, and the features are computed anew')
-    missing = {name: f for name, f in folders.items() if not f.exists()}
-    if not missing:
-        return folders
-    dist = evaluation_dist()
-    if dist is not None and not dist.is_main:  # the main process writes
-        _extract(backbone, data, view, bs, tuple(missing), native, lambda *_: None)
-        dist.barrier()
-        return folders
-    with ExitStack() as stack:
-        new = {name: stack.enter_context(atomic_folder(f)) for name, f in missing.items()}
-
-        def array(name, shape):
-            return np.lib.format.open_memmap(new[name] / 'features.npy', 'w+', np.float32, shape)
-
-        for a in _extract(backbone, data, view, bs, tuple(new), native, array).values():
-            a.flush()
-        for name, f in new.items():
-            (f / 'ids.txt').write_text(''.join(f'{i}\n' for i in data.ids), encoding='utf-8')
-            for label, values in data.labels.items():
-                np.save(f / f'label_{label}.npy', values)
-            write_index(f, facts | dict(pooling=name))
-    if dist is not None:
-        dist.barrier()
+    damage = {f: folder_damage(f, ('features.npy',)) for f in folders.values() if f.exists()}
+    for f, problem in of_main(damage).items():
+        if problem:
+            raise ValueError(f'{problem}; remove {f}, and the features are computed anew')
+    missing = of_main({name: f for name, f in folders.items() if f not in damage})
+    if missing:
+        batches = _extract(backbone, data, view, bs, tuple(missing), native)
+        if dist is None or dist.is_main:
+            _write(missing, batches, data, facts)
+        else:
+            for _ in batches:
+                pass
+        if dist is not None:
+            dist.barrier()
     return folders
+
+
+def _write(folders, batches, data, facts):
+    "Write batches of features as they come: name of the pooling -> its new folder"
+    with ExitStack() as stack:
+        new = {name: stack.enter_context(atomic_folder(f)) for name, f in folders.items()}
+        files = {name: stack.enter_context(open(f / 'features.npy', 'wb')) for name, f in new.items()}
+        for parts in batches:
+            for name, part in parts.items():
+                if not files[name].tell():
+                    head = dict(descr='<f4', fortran_order=False, shape=(len(data), part.shape[1]))
+                    np.lib.format.write_array_header_1_0(files[name], head)
+                files[name].write(part.tobytes())
+        for name, f in new.items():
+            files[name].close()
+            write_json(f / 'ids.json', list(map(str, data.ids)))
+            np.savez(f / 'labels.npz', **data.labels)
+            write_index(f, facts | dict(pooling=name))
 
 
 def features(
@@ -190,11 +195,18 @@ def features(
     """
     view = view or EvalTransform(size or data.size)
     folder = _FOLDER.get()
-    if folder is None:
-        made = _extract(backbone, data, view, bs, pools, native, lambda _, shape: np.empty(shape, np.float32))
-        return {name: torch.from_numpy(made[name]) for name in pools}
-    folders = write_features(backbone, data, folder, None, bs, native, view=view, pools=pools)
-    return {name: torch.from_numpy(np.load(f / 'features.npy', mmap_mode='c')) for name, f in folders.items()}
+    if folder is not None:
+        folders = write_features(backbone, data, folder, None, bs, native, view=view, pools=pools)
+        return {name: torch.from_numpy(np.load(f / 'features.npy', mmap_mode='c')) for name, f in folders.items()}
+    found = {}
+    row = 0
+    for parts in _extract(backbone, data, view, bs, pools, native):
+        for name, part in parts.items():
+            if name not in found:
+                found[name] = torch.empty(len(data), part.shape[1])
+            found[name][row : row + len(part)] = torch.from_numpy(part)
+        row += len(part)
+    return found
 
 # %% ../../nbs/models/60_features.ipynb #660e8fa7
 def bn_statistics(

@@ -16,12 +16,12 @@ from collections.abc import Callable
 import numpy as np
 import torch
 from torch import Tensor
-from ..data.region_inputs import RegionReader
-from ..data.region_store import RegionStore, RegionWriter
 
 from ..core.files import cache_dir, folder_damage, locked
 from ..core.progress import progress
 from ..data.records import CorruptImage, ImageTextDataset
+from ..data.region_inputs import RegionReader
+from ..data.region_store import RegionStore, RegionWriter
 from .region_classifier import hash_images
 from .region_features import RegionEncoder, whole_view
 

@@ -19,14 +19,14 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from ..data.region_inputs import mirror_boxes
-from ..data.region_store import check_boxes
-from .backbone_weights import read_state
 
 from ..core.files import cache_dir, cached_folder, read_json, write_json
 from ..core.seeding import hashed_uniform, seed_of, torch_rng
 from ..core.weights import fill_model
 from ..data.records import ArrayDataset, CorruptImage, ImageTextDataset
+from ..data.region_inputs import mirror_boxes
+from ..data.region_store import check_boxes
+from .backbone_weights import read_state
 from .backbones import make_backbone
 from .region_features import RegionEncoder, whole_view
 

@@ -9,9 +9,9 @@ __all__ = ['cell_boxes', 'roi_features', 'whole_view', 'RegionEncoder']
 import torch
 from torch import Tensor, nn
 from torchvision.ops import roi_align
-from ..data.region_store import check_boxes
 
 from ..data.masking import sequence_mask
+from ..data.region_store import check_boxes
 from ..data.transforms import IMAGENET, resize_crop
 
 # %% ../../nbs/models/62_region_features.ipynb #67620007

@@ -15,12 +15,12 @@ from PIL import Image
 from torch import nn
 from torchvision.ops import batched_nms
 from torchvision.transforms.functional import pil_to_tensor
-from .backbone_weights import network_weights
 
 from ..core.files import FilePath
 from ..core.registry import did_you_mean
 from ..core.weights import check_weights
 from ..data.transforms import IMAGENET
+from .backbone_weights import network_weights
 from .region_features import RegionEncoder, whole_view
 
 # %% ../../nbs/models/66_region_sources.ipynb #67660007

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from .backbone_weights import _check, _log_found, load_backbone, network_weights
 
 from ..core.files import FilePath, file_sha256
 from ..core.registry import did_you_mean
 from ..core.seeding import seed_of
+from .backbone_weights import _check, _log_found, load_backbone, network_weights
 from .backbones import backbone_shape, make_backbone
 from .resnet_names import RESNETS
 

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError, with_config
-from ..experiments.resolve_options import resolve_options
 
 from ..core.fields import check_fields, corrupt_limit, field_rules
 from ..core.files import FilePath, brief
@@ -27,6 +26,7 @@ from ..datasets.base import DATASETS
 from ..evaluation.base import EVALUATIONS
 from ..evaluation.finetune.plan import TASKS
 from ..experiments.config import override
+from ..experiments.resolve_options import resolve_options
 from ..experiments.spec import RunSpec, finetune_spec, run_spec
 from ..methods.base import METHODS
 from ..methods.supervised.recipe import SupervisedRecipe

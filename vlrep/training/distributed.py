@@ -92,12 +92,12 @@ class Dist:
         "Collect the rows of all processes; a gradient flows back to the process they are from"
         if self.world_size == 1:
             return x, 0
-        mine = torch.zeros(self.world_size, dtype=torch.long, device=x.device)
+        mine = torch.zeros(self.world_size, dtype=torch.long, device=self.device)
         mine[self.rank] = len(x)
         counts = self.sum(mine).tolist()
-        full = F.pad(x, (0, 0) * (x.ndim - 1) + (0, max(counts) - len(x)))
+        full = F.pad(x.to(self.device), (0, 0) * (x.ndim - 1) + (0, max(counts) - len(x)))
         rows = [r[:n] for r, n in zip(all_gather(full.contiguous()), counts)]
-        return torch.cat(rows), sum(counts[: self.rank])
+        return torch.cat(rows).to(x.device), sum(counts[: self.rank])
 
     @contextmanager
     def main_first(self) -> 'Iterator[None]':

@@ -47,11 +47,11 @@ def read_voc_detection(
     photos = {}
     bad = []
     classes = set()
-    for part in parts:
+    for part in [parts] if isinstance(parts, str) else parts:
         folder, _, split = part.rpartition('/')
         lists = root / folder / 'ImageSets' / 'Main'
         for n in read_photo_list(lists / f'{split}.txt'):
-            name = f'{folder}/JPEGImages/{n}.jpg'
+            name = '/'.join(filter(None, (folder, 'JPEGImages', f'{n}.jpg')))
             if name in photos:
                 raise ValueError(f'{root}: {name} is in two of the parts {", ".join(parts)}')
             try:

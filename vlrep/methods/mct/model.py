@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from fastcore.basics import patch
 from torch import Tensor, nn
-from ...models.momentum_queue import MomentumEncoder, Queue, forward_in_groups, shuffle_bn
 
 from ...losses.queue_contrastive import shared_tag_mask
 from ..word_head import BagOfWordsHead
+from ...models.momentum_queue import MomentumEncoder, Queue, forward_in_groups, shuffle_bn
 from ...models.text_encoder import mean_words
 from ...training.distributed import current_dist
 

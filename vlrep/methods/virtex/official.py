@@ -7,7 +7,6 @@ __all__ = ['virtex_state', 'save_virtex', 'load_virtex', 'virtex_captions']
 
 # %% ../../../nbs/methods/virtex/50_official.ipynb #ea5da063
 import torch
-from ...models.backbone_weights import _check, _opened, _some, network_weights
 
 from ...core.files import FilePath, atomic_file
 from ...core.registry import did_you_mean
@@ -18,6 +17,7 @@ from vlrep.methods.virtex.model import (
     MultiLabelClassificationModel,
     TokenClassificationModel,
 )
+from ...models.backbone_weights import _check, _opened, _some, network_weights
 from ...models.backbones import backbone_shape, make_backbone
 from ...models.decoding import beam
 
