@@ -46,12 +46,14 @@ def _of_torchvision(name):
     net = tv.get_model(name, weights=None)
     if not isinstance(getattr(net, 'features', None), nn.Sequential):
         raise ValueError(f'--backbone torchvision/{name}: this network has no `features`; timm may have it, too')
+    nhwc = hasattr(net, 'permute')  # Swin: its stages give (b,h,w,c)
     for k in [k for k, _ in net.named_children() if k != 'features']:
         delattr(net, k)
 
     def grids(images):
         for layer in net.features:
-            yield (images := layer(images))
+            images = layer(images)
+            yield images.permute(0, 3, 1, 2) if nhwc else images
 
     return net, grids
 
