@@ -163,7 +163,9 @@ def test_every_number_of_every_evaluation_is_checked_before_the_run_is_opened(on
     assert option.bounds and option.bounds.low <= option.default <= option.bounds.high
     for text in odd(type(option.default)):
         assert f'--{name}' in refused(capsys, 'evaluate', 'nowhere', '--on', on, f'--{name}={text}'), text
-    assert 'nowhere: no such run' in refused(capsys, 'evaluate', 'nowhere', '--on', on, f'--{name}={option.default}')
+    words = ['evaluate', 'nowhere', '--on', on, f'--{name}={option.default}']
+    root = ['--root', '.'] if EVALUATIONS[on].root_help else []
+    assert 'nowhere: no such run' in refused(capsys, *words, *root)
 
 
 def test_the_walk_sees_a_field_without_bounds():

@@ -103,6 +103,8 @@ def reads(method, data):
         return method in FUSION
     if data in WRITERS:
         return method in ('virtex', 'visualbert')
+    if (method, data) == ('mct', 'conceptual_captions'):
+        return False  # one caption for each image: there is no second view of the text
     return (method, data) in {
         ('multilabel', 'coco'),
         ('multilabel', 'webdataset'),
@@ -120,11 +122,12 @@ READERS = [m for m in METHODS if reads(m, 'csv')]
 
 def selected(method, data):
     """Is this pair run by the commands? All of the world and of the tasks; each method with one layout of photos, in
-    turn, so that each layout has two methods; and the two whose annotations only they read
+    turn, and each layout with a method; and the two whose annotations only they read
     """
     if data in ('world', *WRITERS) or (method, data) in {('loctex', 'narratives'), ('multilabel', 'coco')}:
         return True
-    return method in READERS and (READERS.index(method) + PHOTOS.index(data)) % len(PHOTOS) == 0
+    own = [d for d in PHOTOS if reads(method, d)]
+    return method in READERS and data == own[READERS.index(method) % len(own)]
 
 
 # by `vlrep pretrain --data X` alone, to its end
@@ -132,11 +135,11 @@ PRINTED = [('virtex', d) for d in DATASETS if reads('virtex', d) and not selecte
 
 
 def test_every_method_and_every_dataset_is_selected():
-    "With at least two of the other, where so many fit"
-    for i in (0, 1):
+    "Each method with two kinds of data, where so many fit, and each kind of data with a method"
+    for i, least in ((0, 2), (1, 1)):
         for name in {p[i] for p in PAIRS}:
             these = [p for p in PAIRS if p[i] == name]
-            assert sum(selected(*p) for p in these) >= min(2, len(these)), name
+            assert sum(selected(*p) for p in these) >= min(least, len(these)), name
 
 
 def opened(method, data, roots):

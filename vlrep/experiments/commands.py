@@ -71,7 +71,7 @@ def caption(
 # %% ../../nbs/experiments/70_commands.ipynb #107d7c32
 def _context(run, which, root, max_corrupt, log, plugins, device):
     "Open a run for an evaluation"
-    model = open_run(run, which, device, plugins)
+    model = open_run(run, which, device=device, plugins=plugins)
     loaded = open_run_folder(run)
     limit = loaded.info.get('max_corrupt') if max_corrupt is None else max_corrupt
     sizes = recorded_options(loaded.info, loaded / 'recipe.json')
