@@ -182,5 +182,4 @@ class GridAndText(nn.Module):
         real = sequence_mask(counts, regions.shape[1])
         mean = (regions * real[..., None]).sum(1) / counts.clamp(min=1)[:, None]
         states = self.text(batch['tokens'], batch['lengths'])
-        image = self.norms[0](mean).masked_fill(counts[:, None] == 0, 1.0)  # without an image, the text alone
-        return dict(pooled=image * self.norms[1](states[:, 0]), text=states, regions=regions)
+        return dict(pooled=self.norms[0](mean) * self.norms[1](states[:, 0]), text=states, regions=regions)
