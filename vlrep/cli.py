@@ -383,6 +383,9 @@ def _evaluate(argv):
     evaluate(**a)
 
 
+_POOLINGS = 'avg', 'grid2'
+
+
 @dataclass(frozen=True)
 class _Features:
     "Write the features of images by the backbone of a run, as NumPy arrays"
@@ -392,7 +395,7 @@ class _Features:
     data: _one_of(DATASETS) = None  # The images (default: what the run was trained on)
     root: _DIR = None  # Folder of its files (default: that of the run)
     part: _one_of(('train', 'test'), '(default: test)') = 'test'
-    pooling: _one_of(('avg', 'grid2'), 'Mean over the grid, or over its quarters (default: avg)') = 'avg'
+    pooling: _one_of(_POOLINGS, 'Mean over the grid, or over its quarters (default: avg)') = 'avg'
     which: _WHICH = 'best'
     workers: _READERS = 0
     max_corrupt: _MAX_DAMAGED = None

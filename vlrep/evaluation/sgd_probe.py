@@ -157,7 +157,7 @@ def _training_batches(backbone, train, label, recipe, size, *, seed, start):
 _SECONDS = 60  # Between two saved states
 
 
-class _Progress:
+class _SavedTraining:
     "The state of a training that can be continued, in a file; without a file nothing is kept"
 
     def __init__(self, folder, facts):
@@ -199,7 +199,7 @@ def _train_heads(backbone, train, label, classes, *, recipe, size, seed, folder)
         recipe=asdict(recipe),
         how=[label, classes, size, seed],
     )
-    saved = _Progress(folder, facts)
+    saved = _SavedTraining(folder, facts)
     state = saved.load()
     start = state['step']
     loss = state['loss']
