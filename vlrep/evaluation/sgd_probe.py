@@ -154,7 +154,7 @@ def _training_batches(backbone, train, label, recipe, size, *, seed, start):
             yield batch['f'], batch['y']
 
 # %% ../../nbs/evaluation/20_sgd_probe.ipynb #615ca51d
-_SECONDS = 60  # Between two saved states
+_SECONDS = 60  # At least so long between two saved states
 
 
 class _SavedTraining:

@@ -172,7 +172,7 @@ def stored_features(
 ) -> Iterator[None]:
     """Keep the features that are computed inside this context in files, and reuse those that are there
 
-    They are reused for the same weights, printed network, images and view only
+    They are reused only for the same weights, architecture (as PyTorch prints it), images and view
     """
     token = _FOLDER.set(None if folder is None else Path(folder))
     try:

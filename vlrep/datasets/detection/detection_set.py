@@ -105,7 +105,7 @@ BOX_TOLERANCE = 2.0  # Pixels that a box may stick out of its image
 
 
 def _box_in_image(row, image):
-    "The box of an annotation, cut to its image; a `ValueError` if it is no box, or sticks out"
+    "The box of an annotation, clipped to its image; a `ValueError` if it is no box, or extends beyond the tolerance"
     numbers = [real_number(v) for v in row['bbox']]
     if len(numbers) != 4 or None in numbers or min(numbers[2:]) < 0:
         raise ValueError(f'bbox is {brief(row["bbox"])}, expected left, top, width and height')
@@ -232,20 +232,21 @@ def instance_mask(
     annotation: dict,  # A row of `annotations` with `segmentation`
     image: dict,  # Its row of `images`
 ) -> np.ndarray:  # bool (h,w)
-    "Decode a mask with pycocotools; a `ValueError` names an annotation that has none, or whose code is damaged"
+    "Decode a mask with pycocotools; a `ValueError` names an annotation without a mask, or with a damaged one"
     try:
         from pycocotools import mask as coco
     except ImportError:
         raise ValueError('masks: the package pycocotools is not installed (pip install pycocotools)') from None
-    code = annotation.get('segmentation')
+    segmentation = annotation.get('segmentation')
     here = f'{image["file_name"]}, annotation {annotation["id"]}'
-    if not code:
+    if not segmentation:
         raise ValueError(f'{here}: has no mask')
     h = image['height']
     w = image['width']
     try:
-        if isinstance(code, list) or isinstance(code['counts'], list):
-            code = coco.frPyObjects(code, h, w)
-        return coco.decode(coco.merge(code) if isinstance(code, list) else code).astype(bool)
+        if isinstance(segmentation, list) or isinstance(segmentation['counts'], list):
+            segmentation = coco.frPyObjects(segmentation, h, w)
+        rle = coco.merge(segmentation) if isinstance(segmentation, list) else segmentation
+        return coco.decode(rle).astype(bool)
     except (ValueError, TypeError, OverflowError) as e:
         raise ValueError(f'{here}: the mask cannot be decoded ({e})') from e
