@@ -27,7 +27,7 @@ from .core.progress import plain_output
 from .core.registry import did_you_mean, load_plugin
 from .datasets.base import DATASETS, SPLIT_SOURCES
 from .evaluation.base import EVALUATIONS
-from .evaluation.finetune.plan import PLANS, TASKS
+from .evaluation.finetune.plan import TASKS
 from .experiments.config import get_recipe, override, recipe_lines
 from .experiments.resolve_options import EXPORT_LAYOUTS, check_run, one_of, recipe_name, resolve_options
 from vlrep.experiments.spec import (
@@ -602,9 +602,10 @@ class _Finetune(_Tuned):
     which: _NAME = None  # Checkpoint to start from: best, last, or the number of a step (default: best)
 
 # %% ../nbs/90_cli.ipynb #f17e0003
-def _tuning_options(command, argv, groups, help_text, source):
+def _tuning_options(command, argv, groups, help_text, task, data):
     "Parse the arguments of a command that fine-tunes, with the changes of its plan and of its data"
-    parts = dict(plan=(PLANS[source.plan], 'How it is trained'))
+    source = task.source(data)
+    parts = dict(plan=(task.plan(data), 'How it is trained'))
     if source.options:
         parts['sizes'] = source.options, 'Of the data'
     return _options_and_fields(command, argv, groups, help_text, parts, flags=True)
@@ -615,11 +616,11 @@ def _finetune_options(argv):
     rows = [('task', _NAME, None), ('data', _NAME, None), ('root', _DIR, None)]
     arguments = _first('finetune', _made('_First', rows), argv)
     task = TASKS[arguments.task if arguments.task in TASKS else next(iter(TASKS))]
-    source = task.source(arguments.data or task.default_data(arguments.root))
+    chosen = arguments.data or task.default_data(arguments.root)
     sources = dict.fromkeys(d for t in TASKS.values() for d in t.sources)
     data = _one_of(sources, '(default: those of --root, else world)')
     names = _made('_Names', [('task', _one_of(TASKS), None), ('data', data, None)], 'The task')
-    return _tuning_options('finetune', argv, dict(names=names, main=_Finetune, job=_Job), _ABOUT_FINETUNE, source)
+    return _tuning_options('finetune', argv, dict(names=names, main=_Finetune, job=_Job), _ABOUT_FINETUNE, task, chosen)
 
 # %% ../nbs/90_cli.ipynb #f17e0004
 def _finetune(argv):
@@ -651,8 +652,8 @@ def _resume(argv):
         raise ValueError(f'RUN {run!r}: a path is missing')
     spec = recorded_spec(run)
     if isinstance(spec, FinetuneSpec):
-        source = TASKS[spec.task].source(spec.data)
-        a = _tuning_options('resume', argv, dict(main=_Tuned, job=_Job), _ABOUT_RESUME, source)
+        parts = TASKS[spec.task], spec.data
+        a = _tuning_options('resume', argv, dict(main=_Tuned, job=_Job), _ABOUT_RESUME, *parts)
     else:
         parts = _recipe_and_sizes(spec.recipe, spec.options)
         a = _options_and_fields('resume', argv, groups, _ABOUT_RESUME, parts)

@@ -27,7 +27,7 @@ from ..data.tokenizer import Tokenizer
 from ..data.transforms import EvalTransform
 from ..datasets.base import margin
 from ..evaluation.finetune.model import FinetuneModel, GridAndText
-from ..evaluation.finetune.plan import TASKS
+from ..evaluation.finetune.plan import TASKS, TransferTask
 from ..evaluation.finetune.report import example_answers, write_task_report
 from ..evaluation.finetune.results import Answerer, decide_all, task_rows
 from ..evaluation.finetune.training import TaskCollator, finetune_learner, fit_task, text_limit
@@ -127,6 +127,17 @@ def _model(body, plan, task, labels, seed):
     )
 
 
+def _open_transferred(run, spec, labels, weights, name, device):
+    "Open the model of a task on images alone"
+    task = TASKS[spec.task]
+    recipe = recipe_of(run)
+    model = task.build(initial_backbone(recipe, run.info.get('backbone')), spec.plan, labels, spec.seed)
+    fill_model(model, weights, name)
+    more = task.capabilities(model.to(device), labels, spec.plan) if task.capabilities else {}
+    view = method_of(run).held_out_view(recipe)
+    return Pretrained(model.visual, view, run.info['finetune']['side'], name=str(run.path), **more)
+
+
 def _labels_of(run):
     "Read the label of each output of a fine-tuned run; raise a `ValueError` that names the file"
     labels = read_json(run.part('labels.json'))
@@ -146,8 +157,10 @@ def open_finetuned(
     labels = _labels_of(run)
     weights = run.weights(which)
     recipe = recipe_of(run)
-    tokenizer = _tokenizer(run)
     name = f'{run.path}, checkpoint {which}'
+    if isinstance(task, TransferTask):
+        return _open_transferred(run, spec, labels, weights, name, device)
+    tokenizer = _tokenizer(run)
     ft = run.info['finetune']
     body, can = _same_body(run, recipe, tokenizer, weights, name)
     model = _model(body, spec.plan, task, labels, spec.seed)
@@ -283,7 +296,7 @@ def _new_run(job, setup, source, out):
     runtime = job.runtime
     facts = setup.facts
     places = {k: v for k, v in spec.facts().items() if k in _PLACES}
-    places |= dict(run=str(source.path), first_weights=tensors_digest(setup.model.body.state_dict()))
+    places |= dict(run=str(source.path), first_weights=tensors_digest(setup.body.state_dict()))
     run = Run.create(
         run_folder(out, f'{spec.task}-{spec.data}', facts['method']),
         commit=commit(),
@@ -294,9 +307,10 @@ def _new_run(job, setup, source, out):
         **{**facts, 'finetune': {**facts['finetune'], **places}},
     )
     write_json(run / 'labels.json', setup.labels)
-    setup.collate.tokenizer.save(run / 'tokenizer.model')
-    for name in ('labels.json', 'tokenizer.model'):
-        run.keep_part(name)
+    run.keep_part('labels.json')
+    if setup.collate:
+        setup.collate.tokenizer.save(run / 'tokenizer.model')
+        run.keep_part('tokenizer.model')
     return run
 
 # %% ../../nbs/experiments/75_finetune.ipynb #998a17fe
@@ -343,7 +357,38 @@ def _setup(job, source, tokenizer, recipe, old):
     collate = TaskCollator(tokenizer, max_len, _fast_reader(reader, recipe, None if alone else body, splits, job.dist))
     for line in caption_lines(plan, collate, splits, tuple(splits)):
         log(line)
-    return _Setup(_model(body, plan, task, labels, spec.seed), splits, labels, collate, recipe, facts)
+    return _Setup(_model(body, plan, task, labels, spec.seed), body, splits, labels, recipe, facts, collate)
+
+
+def _transfer_setup(job, source, recipe, old):
+    "Read the examples of a task on images alone, make the model on the backbone, and collect the facts of the run"
+    spec = job.spec
+    task = TASKS[spec.task]
+    data = task.source(spec.data)
+    places = dict(root=spec.root, options=spec.options, log=job.log, max_corrupt=job.runtime.max_corrupt)
+    with job.stages(spec.data), job.dist.main_first(), logged_warnings(job.log):
+        splits = {s: d for s in ('train', 'valid', 'test') if (d := data.read(s, spec.plan, **places)) is not None}
+    labels = _labels_of(old) if old else list(splits['train'].class_names)
+    if old:
+        body = initial_backbone(recipe, old.info.get('backbone'))
+    else:
+        weights = source.weights(spec.which)
+        model = run_model(source, recipe, weights, f'{source.path}, checkpoint {spec.which}')
+        body = method_of(source).capabilities(model).get('backbone')
+        if body is None:
+            raise ValueError(f'{source.path}: {source.info["method"]} has no backbone, which --task {spec.task} needs')
+    facts = _finetuning_facts(
+        job,
+        source,
+        grid_and_text=None,
+        max_len=None,
+        side=source.info['finetune']['side'] if old else source.info['side'],
+        examples={s: d.digest() for s, d in splits.items()},
+        classes=len(labels),
+    )
+    job.agree(facts, spec.plan.bs)
+    model = task.build(body, spec.plan, labels, spec.seed)
+    return _Setup(model, model.visual, splits, labels, recipe, facts)
 
 # %% ../../nbs/experiments/75_finetune.ipynb #130f4b3f
 def _finetune(job, source, out=None, old=None):
@@ -351,7 +396,6 @@ def _finetune(job, source, out=None, old=None):
     log = job.log
     spec = job.spec
     recipe = recipe_of(source)
-    tokenizer = _tokenizer(source)
     if old:
         began = recipe_dict(recipe_from_dict(type(spec.plan), old.info['finetune']['plan']))
         if lines := differences(began, recipe_dict(spec.plan)):
@@ -361,7 +405,10 @@ def _finetune(job, source, out=None, old=None):
         if job.dist.objects(job.dist.is_main and _has_result(old, log))[0]:
             return old.path
     job.hints()
-    setup = _setup(job, source, tokenizer, recipe, old)
+    if isinstance(TASKS[spec.task], TransferTask):
+        setup = _transfer_setup(job, source, recipe, old)
+    else:
+        setup = _setup(job, source, _tokenizer(source), recipe, old)
     if old:
         _check_same(old, setup.facts)
 
@@ -374,16 +421,14 @@ def _finetune(job, source, out=None, old=None):
 
     with job.folder(open_run) as run:
         n = sum(p.numel() for p in setup.model.parameters() if p.requires_grad)
-        frozen = ' (the body is frozen)' if spec.plan.frozen else ''
+        frozen = ' (the body is frozen)' if getattr(spec.plan, 'frozen', False) else ''
         log(
             f'{spec.task} on {spec.data}: {setup.parts["train"]}; {spec.plan.steps:,} steps of {spec.plan.bs}, {n:,} '
             f'parameters learn{frozen}; seed {spec.seed}, precision {effective_precision(setup.model, job.precision)}'
         )
         with job.stages(spec.task):
             learn = _train(job, setup, run)
-        leave_process_group(learn)
-        if job.dist.is_main:
-            _finish(job, setup, run, learn)
+        _finish(job, setup, run, learn)
     return run.path
 
 # %% ../../nbs/experiments/75_finetune.ipynb #b7e2349a
@@ -395,13 +440,7 @@ def _train(job, setup, run):
         cbs = [StopOnSignal(stop)]
         if main:
             cbs = [CSVLogger(run / 'log.csv', log=job.log), ProgressLogger(job.log), *cbs]
-        learn = finetune_learner(
-            setup.model,
-            TASKS[spec.task],
-            setup.parts,
-            setup.collate,
-            spec.plan,
-            size=setup.recipe.size,
+        options = dict(
             folder=run,
             precision=job.learner_precision,
             cbs=cbs,
@@ -412,6 +451,12 @@ def _train(job, setup, run):
             save_every=job.runtime.save_every,
             max_corrupt=job.runtime.max_corrupt,
         )
+        task = TASKS[spec.task]
+        if isinstance(task, TransferTask):
+            learn = task.learner(setup.model, setup.parts, spec.plan, **options)
+        else:
+            parts = task, setup.parts, setup.collate, spec.plan
+            learn = finetune_learner(setup.model, *parts, size=setup.recipe.size, **options)
         if main:
             learn.finite.log = run / 'skipped.jsonl'
         if job.resumed:
@@ -429,19 +474,29 @@ def _train(job, setup, run):
 
 # %% ../../nbs/experiments/75_finetune.ipynb #3f54dd8a
 def _finish(job, setup, run, learn):
-    "Evaluate the trained model; write the result and the report"
+    "Evaluate the trained model; write the result and the report, in the first process"
+    spec = job.spec
+    transfer = isinstance(TASKS[spec.task], TransferTask)
+    learn.dist.barrier()  # the checkpoint is written
+    if not transfer:  # one process answers
+        leave_process_group(learn)
+        if not job.dist.is_main:
+            return
     try:
         setup.model.load_state_dict(run.weights('best'))
     except WeightsNotFinite as e:
         raise TrainingDiverged(f'{e}; lower the learning rate') from None
     with job.stages('answers'):
-        rows = _task_table(job, setup, run)
-    drift = _drift(job, setup, run)
+        rows = _transfer_table(job, setup, run) if transfer else _task_table(job, setup, run)
+    if transfer:
+        leave_process_group(learn)
+        if not job.dist.is_main:
+            return
+    drift = [] if transfer else _drift(job, setup, run)
     job.log(table_text(rows))
     numbers = dict(table=rows, best_step=learn.train_state.best_step, history=learn.save_run.history)
     if drift:
         numbers['drift'] = drift
-    spec = job.spec
     job.add_result(run, setup.model, task=spec.task, data=spec.data, plan=recipe_dict(spec.plan), numbers=numbers)
     job.log(f'report: {write_task_report(run)} ({job.stages.total:.0f} s in all)')
 
@@ -478,6 +533,17 @@ def _task_table(job, setup, run):
     write_json(run / 'samples.json', dict(examples=shown))
     return rows
 
+
+def _transfer_table(job, setup, run):
+    "Rows of a task on images alone, computed by all processes; files of predictions and samples beside them"
+    spec = job.spec
+    options = dict(folder=run.path, name=setup.facts['method'], seed=spec.seed, workers=job.runtime.workers)
+    task = TASKS[spec.task]
+    rows, shown = task.table(setup.model, setup.parts, spec.plan, dist=job.dist, log=job.log, **options)
+    if job.dist.is_main:
+        write_json(run / 'samples.json', shown)
+    return rows
+
 # %% ../../nbs/experiments/75_finetune.ipynb #99c41617
 def _begun_with(info, recipe, tokenizer):
     "Load the body's weights before fine-tuning; raise a `ValueError` if their run is gone or has changed"
@@ -511,12 +577,13 @@ def _drift(job, setup, run):
 class _Setup:
     "The model to fine-tune, its examples, and the facts of the run"
 
-    model: FinetuneModel
-    parts: dict  # Split -> examples with targets
+    model: torch.nn.Module
+    body: torch.nn.Module  # Its part that was pretrained
+    parts: dict  # Split -> examples, with targets
     labels: list  # Of each output
-    collate: TaskCollator
     recipe: object  # Of the pretrained run
     facts: dict  # Of the new run
+    collate: TaskCollator | None = None  # Of a task with texts
 
 
 def finetune(

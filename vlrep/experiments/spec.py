@@ -16,7 +16,7 @@ from ..core.files import FilePath
 from ..core.registry import check_plugins, load_plugin, resolve
 from ..core.run_facts import read_run_facts
 from ..datasets.base import DATASETS
-from ..evaluation.finetune.plan import PLANS, TASKS, FinetunePlan
+from ..evaluation.finetune.plan import TASKS
 from .config import get_recipe, override, recipe_dict, recipe_from_dict, recorded_recipe
 from .resolve_options import one_of, recipe_name, resolve_options, tiny_changes
 from ..methods.base import METHODS
@@ -167,7 +167,7 @@ class FinetuneSpec:
     run: str  # Folder of the pretrained run
     task: str  # One of `TASKS`
     data: str  # One of the task's sources
-    plan: FinetunePlan
+    plan: object  # Of the task's `plans`
     options: object | None = None  # Sizes of data that is drawn
     root: str | None = None  # Where the photos and questions are; it may be moved
     which: str = 'best'  # Checkpoint of `run`: best, last, or the number of a step
@@ -200,7 +200,7 @@ class FinetuneSpec:
         own = {row[0] for row in field_rows(self.options)} if self.options else set()
         sizes = [c for c in changes if c.partition('=')[0].strip() in own]
         rest = [c for c in changes if c not in sizes]
-        rest += _in_proportion(base, override(base, rest), {c.partition('=')[0].strip() for c in rest})
+        rest += override(base, rest).in_proportion(base, {c.partition('=')[0].strip() for c in rest})
         options = self.options and check_fields(override(self.options, sizes))
         return replace(self, plan=check_fields(override(base, rest)), options=options, **given)
 
@@ -209,16 +209,6 @@ class FinetuneSpec:
         aside = 'plan', 'options', 'seed', 'precision', 'threads', 'accumulate'
         remaining = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in aside}
         return dict(remaining, plan=recipe_dict(self.plan), sizes=self.options and recipe_dict(self.options))
-
-
-def _in_proportion(base, plan, changed):
-    "Changes of the schedule that follow from another number of steps, as texts `field=value`"
-    out = []
-    if 'warmup' not in changed and plan.warmup >= plan.steps:
-        out.append(f'warmup={plan.steps // 10}')
-    if base.decay_steps and plan.steps != base.steps and 'decay_steps' not in changed:
-        out.append(f'decay_steps={round(base.decay_steps * plan.steps / base.steps)}')
-    return out
 
 # %% ../../nbs/experiments/25_spec.ipynb #19c08079
 def finetune_spec(
@@ -237,7 +227,7 @@ def finetune_spec(
     source = TASKS[task].source(data)
     if source.root_help and root is None:
         raise ValueError(f'--root is missing: {source.root_help}')
-    spec = FinetuneSpec(str(run), task, data, PLANS[source.plan], source.options)
+    spec = FinetuneSpec(str(run), task, data, TASKS[task].plan(data), source.options)
     return spec.changed(changes, root=root, **more)
 
 # %% ../../nbs/experiments/25_spec.ipynb #a849f01b
@@ -300,7 +290,8 @@ def _recorded_finetuning(facts, path):
     recorded = facts['finetune']
     try:
         source = TASKS[recorded['task']].source(recorded['data'])
-        finetune_plan = check_fields(recipe_from_dict(FinetunePlan, recorded['plan']))
+        kind = type(TASKS[recorded['task']].plan(recorded['data']))
+        finetune_plan = check_fields(recipe_from_dict(kind, recorded['plan']))
         options = source.options and check_fields(recipe_from_dict(type(source.options), recorded.get('sizes')))
         same = {k: recorded[k] for k in ('run', 'task', 'data', 'which', 'root')}
         same |= {k: recorded.get(k) for k in ('labels_file', 'region_files')}

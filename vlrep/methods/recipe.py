@@ -48,7 +48,7 @@ Vocab = Int(64, 1_000_000)
 Length = Int(8, 4096)
 ImageSize = Int(16, 2048)
 Batch = Int(1, 1_000_000)
-StepCount = Int(1, 10**9)
+StepCount = Int(0, 10**9)
 WarmUp = Int(0, 10**9)
 LearningRate = Float(0, 1e6)
 Decay = Float(0, 1e3)
@@ -122,7 +122,7 @@ class MethodRecipe(ViewFields):
             )
 
     def _schedule(self):
-        if self.warmup >= self.steps:
+        if self.steps and self.warmup >= self.steps:
             return f'warmup={self.warmup}: must be below the {self.steps} steps'
 
     def _backbone(self):

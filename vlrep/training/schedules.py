@@ -23,7 +23,7 @@ def warmup_cosine(
     warmup: int = 0,  # Steps of the warm-up
 ) -> float:  # Factor in [0,1]; 0 after the end
     "Compute the factor of a linear warm-up from 0, then half a cosine down to 0 (VirTex sec. 3.2: 10,000 of 500,000)"
-    if warmup >= total:
+    if total and warmup >= total:
         raise ValueError(f'a warm-up of {warmup} steps does not fit into {total}: make warmup smaller')
     if step < warmup:
         return step / warmup

@@ -8,12 +8,14 @@ __all__ = ['example_answers', 'task_report_html', 'write_task_report']
 # %% ../../../nbs/evaluation/finetune/70_report.ipynb #dfeeb65a
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 
 from ...core.files import FilePath
 from ...core.seeding import rng
 from ...data.tasks import TaskDataset
+from .plan import TASKS, TransferTask
 from vlrep.reports.figures import (
     bars_html,
     cards_html,
@@ -73,7 +75,7 @@ def _numbers(info, res):
         'examples': ft['data'],
         'begun with': f'{ft["run"]}, {ft["which"]}',
         'method': info['method'],
-        'body': 'frozen' if plan['frozen'] else 'trained',
+        'body': 'frozen' if plan.get('frozen') else 'trained',
         'labels': ft['classes'],
         'steps': f'{plan["steps"]:,} of {plan["bs"]} examples',
         'best step': n['best_step'],
@@ -105,11 +107,21 @@ def _curves(log, history):
     ]
 
 # %% ../../../nbs/evaluation/finetune/70_report.ipynb #d15857cf
+def _sample_parts(task, samples):
+    "Parts of the page that show examples"
+    task = TASKS.get(task)
+    if isinstance(task, TransferTask):
+        return task.figures(samples) if task.figures and samples else {}
+    examples = samples.get('examples', [])
+    return {'Examples': cards_html(list(examples)) if examples else ''}
+
+
 def task_report_html(
     info: dict,  # recipe.json, with `finetune`
     res: dict,  # The line of result.jsonl
     log: list | tuple = (),  # Rows of log.csv
-    examples: list | tuple = (),  # From `example_answers`
+    samples: dict = MappingProxyType({}),  # `examples` from `example_answers`; of a `TransferTask` what its
+    # `table` gave to show
 ) -> str:  # The page
     "Fill the page of a fine-tuned run"
     rows = res['numbers']['table']
@@ -129,14 +141,14 @@ def task_report_html(
     return page_html(
         f'{info["method"]} on {ft["task"]}',
         {
-            'Results, with the image and without': scores,
+            'Results': scores,
             'Learning': render_macro('two', _curves(list(log), res['numbers']['history'])),
             'Drift of the weights': drift or '',
-            'Examples': cards_html(list(examples)) if examples else '',
+            **_sample_parts(ft['task'], samples),
             'What was run': facts_html(_numbers(info, res)),
             'The plan': facts_html({k: str(v) for k, v in ft['plan'].items()}),
         },
-        'A pretrained model, fine-tuned on a task: its answers, with the image and without.',
+        'A pretrained model, fine-tuned on a task.',
     )
 
 
@@ -146,5 +158,5 @@ def write_task_report(
     "Write the page of a fine-tuned run"
     folder = Path(getattr(run, 'path', run))
     r = read_run(folder, ('method', 'finetune'))
-    page = partial(task_report_html, r['info'], r['res'], r['log'], r['samples'].get('examples', []))
+    page = partial(task_report_html, r['info'], r['res'], r['log'], r['samples'])
     return write_page(folder / 'report.html', page, folder)
