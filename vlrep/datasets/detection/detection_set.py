@@ -9,15 +9,18 @@ __all__ = ['BOX_TOLERANCE', 'DetectionSet', 'detection_set', 'instance_mask']
 import json
 import warnings
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
+from PIL import Image, ImageOps
 
 from ...core.files import FilePath, atomic_file, brief
 from ...core.text_files import coco_table, real_number
 from ...data.image_files import find_files, leave_out, photo_name, some_of
+from ...data.records import annotation_turn, open_image
 from ...data.subsets import part_rows
 
 # %% ../../../nbs/datasets/detection/10_detection_set.ipynb #851606d4
@@ -30,6 +33,7 @@ class DetectionSet:
     images: list  # Dicts: id, file_name, width, height
     annotations: list  # Dicts: id, image_id, category_id, bbox (left, top, width, height in pixels), area, iscrowd
     categories: list  # Dicts: id, name; sorted by id
+    draw: Callable = None  # Row of `images` -> its image, for a set without files; can be pickled
 
     def __len__(self):
         return len(self.images)
@@ -63,6 +67,25 @@ class DetectionSet:
         "Give the file of an image"
         return self.folder / image['file_name']
 
+    def load(
+        self,
+        image: dict,  # A row of `images`
+    ) -> Image.Image:  # RGB, `width` x `height`
+        "Read an image as its boxes were drawn on it; a `ValueError` names a file that is damaged or of another size"
+        if self.draw is not None:
+            return self.draw(image)
+        path = self.path(image)
+        size = (image['width'], image['height'])
+        pixels = open_image(path)
+        turn = annotation_turn(path, size)
+        if turn != 1:
+            pixels.getexif()[_ORIENTATION] = {6: 8, 8: 6}.get(turn, turn)  # turned back; the others undo themselves
+            pixels = ImageOps.exif_transpose(pixels)
+        if pixels.size != size:
+            stated = 'its annotations are for {} x {}'.format(*size)
+            raise ValueError(f'{path}: has {pixels.width} x {pixels.height} pixels, {stated}')
+        return pixels
+
     def of_image(
         self,
         image: dict,  # A row of `images`
@@ -90,6 +113,9 @@ class DetectionSet:
         tables = dict(images=self.images, annotations=self.annotations, categories=self.categories)
         with atomic_file(path) as new:
             new.write_text(json.dumps(dict(info=dict(description=self.name), **tables)), encoding='utf-8')
+
+
+_ORIENTATION = 274  # The tag of EXIF
 
 
 def _warn_empty(data):
