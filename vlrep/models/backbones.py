@@ -86,13 +86,13 @@ class Backbone(nn.Module):
             elif isinstance(m, BasicBlock):
                 nn.init.zeros_(m.bn2.weight)
 
-    def _stages(self, images):
-        "Compute the four grids, in the precision that the convolutions compute in"
+    def _stages(self, images, last='layer4'):
+        "Compute the grids up to that of `last`, in the precision that the convolutions compute in"
         out = {}
         with nullcontext() if self.autocast is None else torch.autocast(images.device.type, self.autocast):
             x = self._run(self._stem, images)
-            for name in ('layer1', 'layer2', 'layer3', 'layer4'):
-                x = out[name] = self._run(getattr(self, name), x)
+            for i in range(1, int(last[-1]) + 1):
+                x = out[f'layer{i}'] = self._run(getattr(self, f'layer{i}'), x)
         return out
 
     def _stem(self, images):
@@ -112,9 +112,10 @@ class Backbone(nn.Module):
     def stages(
         self,
         images: Tensor,  # Normalised float images (b,3,H,W)
+        last: str = 'layer4',  # The last stage to compute
     ) -> dict:  # `layer1` ... `layer4`, each (b,c,h,w)
         "Compute the grids after each of the four stages"
-        return {k: self._full(v) for k, v in self._stages(images).items()}
+        return {k: self._full(v) for k, v in self._stages(images, last).items()}
 
     def grid(
         self,

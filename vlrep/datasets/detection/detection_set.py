@@ -6,6 +6,7 @@
 __all__ = ['BOX_TOLERANCE', 'DetectionSet', 'detection_set', 'instance_mask']
 
 # %% ../../../nbs/datasets/detection/10_detection_set.ipynb #461cda83
+import hashlib
 import json
 import warnings
 from collections import defaultdict
@@ -46,6 +47,11 @@ class DetectionSet:
     def category_ids(self) -> list:  # (K,); label k is that of `category_ids[k - 1]`
         "Give the ids of the categories in the order of their labels"
         return [c['id'] for c in self.categories]
+
+    @property
+    def class_names(self) -> list:  # (K,)
+        "Give the names of the categories in the order of their labels"
+        return [c['name'] for c in self.categories]
 
     @cached_property
     def labels(self) -> dict:  # Id of each category -> its label, 1 to K; 0 is left for the background
@@ -100,10 +106,23 @@ class DetectionSet:
     ) -> 'DetectionSet':  # In the order of `images`, with all categories
         "Take a random part of the images, which depends on their ids and the seed alone, see `part_rows`"
         images = [self.images[i] for i in part_rows([r['id'] for r in self.images], share, seed)]
-        rows = [a for r in images for a in self.of_image(r)]
-        part = replace(self, name=f'{self.name}, {100 * share:g} % with seed {seed}', images=images, annotations=rows)
+        part = replace(self.with_images(images), name=f'{self.name}, {100 * share:g} % with seed {seed}')
         _warn_empty(part)
         return part
+
+    def with_images(
+        self,
+        images: list,  # Some of `images`
+    ) -> 'DetectionSet':  # With all categories
+        "Take some of the images, with their annotations"
+        return replace(self, images=images, annotations=[a for r in images for a in self.of_image(r)])
+
+    def digest(self) -> str:  # 16 hexadecimal digits
+        "Compute a hash of all tables"
+        sha = hashlib.sha256()
+        for row in (*self.images, *self.annotations, *self.categories):
+            sha.update(json.dumps(row, sort_keys=True).encode())
+        return sha.hexdigest()[:16]
 
     def save(
         self,
