@@ -47,10 +47,11 @@ def read_voc_detection(
 ) -> DetectionSet:  # Photos in the order of the lists; categories by name, with ids from 1
     "Read boxes of Pascal VOC, several parts as one set; a `ValueError` names what is missing or wrong"
     root = Path(root)
+    parts = [parts] if isinstance(parts, str) else parts
     photos = {}
     bad = []
     classes = set()
-    for part in [parts] if isinstance(parts, str) else parts:
+    for part in parts:
         folder, _, split = part.rpartition('/')
         lists = root / folder / 'ImageSets' / 'Main'
         for n in read_photo_list(lists / f'{split}.txt'):
