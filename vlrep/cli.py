@@ -602,10 +602,9 @@ class _Finetune(_Tuned):
     which: _NAME = None  # Checkpoint to start from: best, last, or the number of a step (default: best)
 
 # %% ../nbs/90_cli.ipynb #f17e0003
-def _tuning_options(command, argv, groups, help_text, task, data):
+def _tuning_options(command, argv, groups, help_text, source, plan):
     "Parse the arguments of a command that fine-tunes, with the changes of its plan and of its data"
-    source = task.source(data)
-    parts = dict(plan=(task.plan(data), 'How it is trained'))
+    parts = dict(plan=(plan, 'How it is trained'))
     if source.options:
         parts['sizes'] = source.options, 'Of the data'
     return _options_and_fields(command, argv, groups, help_text, parts, flags=True)
@@ -613,14 +612,21 @@ def _tuning_options(command, argv, groups, help_text, task, data):
 
 def _finetune_options(argv):
     "Parse the arguments of `vlrep finetune`"
-    rows = [('task', _NAME, None), ('data', _NAME, None), ('root', _DIR, None)]
+    rows = [('task', _NAME, None), ('data', _NAME, None), ('root', _DIR, None), ('plan', _NAME, None)]
     arguments = _first('finetune', _made('_First', rows), argv)
     task = TASKS[arguments.task if arguments.task in TASKS else next(iter(TASKS))]
     chosen = arguments.data or task.default_data(arguments.root)
     sources = dict.fromkeys(d for t in TASKS.values() for d in t.sources)
     data = _one_of(sources, '(default: those of --root, else world)')
-    names = _made('_Names', [('task', _one_of(TASKS), None), ('data', data, None)], 'The task')
-    return _tuning_options('finetune', argv, dict(names=names, main=_Finetune, job=_Job), _ABOUT_FINETUNE, task, chosen)
+    names = dict.fromkeys(n for t in TASKS.values() for n in t.plans)
+    rows = [
+        ('task', _one_of(TASKS), None),
+        ('data', data, None),
+        ('plan', _one_of(names, '(default: that of the data)'), None),
+    ]
+    groups = dict(names=_made('_Names', rows, 'The task'), main=_Finetune, job=_Job)
+    plan = task.plan(chosen, arguments.plan if arguments.plan in task.plans else None)
+    return _tuning_options('finetune', argv, groups, _ABOUT_FINETUNE, task.source(chosen), plan)
 
 # %% ../nbs/90_cli.ipynb #f17e0004
 def _finetune(argv):
@@ -628,7 +634,7 @@ def _finetune(argv):
     a = _finetune_options(argv)
     check_out(a['out'])
     runtime = Runtime(**_runtime_values(a))
-    more = _spec_values(a) | _values(a, ('which', 'region_files'))
+    more = _spec_values(a) | _values(a, ('which', 'region_files', 'plan'))
     spec = finetune_spec(a['run'], a['task'], a['changes'], a['data'], labels_file=a['labels'], **more)
     check_run(a['run'])
     from vlrep.experiments.finetune import finetune
@@ -652,8 +658,8 @@ def _resume(argv):
         raise ValueError(f'RUN {run!r}: a path is missing')
     spec = recorded_spec(run)
     if isinstance(spec, FinetuneSpec):
-        parts = TASKS[spec.task], spec.data
-        a = _tuning_options('resume', argv, dict(main=_Tuned, job=_Job), _ABOUT_RESUME, *parts)
+        source = TASKS[spec.task].source(spec.data)
+        a = _tuning_options('resume', argv, dict(main=_Tuned, job=_Job), _ABOUT_RESUME, source, spec.plan)
     else:
         parts = _recipe_and_sizes(spec.recipe, spec.options)
         a = _options_and_fields('resume', argv, groups, _ABOUT_RESUME, parts)

@@ -9,12 +9,11 @@ __all__ = ['PROBES', 'LAYOUTS', 'evaluate_captions', 'evaluate_voc07', 'evaluate
 import itertools
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from ..core.progress import logged_warnings
 from ..data.evaluation_batches import readable
-from ..data.subsets import part_rows
+from ..data.subsets import take_part_of_classes
 from ..datasets.base import DATASETS
 from ..datasets.image_folder import read_folder
 from ..datasets.imagenet import read_imagenet
@@ -100,14 +99,6 @@ def _places205(root, size, max_corrupt):
 LAYOUTS = dict(folders=_folders, imagenet=_imagenet, places205=_places205, inaturalist=_inaturalist)
 
 
-def _share_of_each_class(train, share):
-    "Take the same share of every class, at least one photo; a smaller share lies within a larger one"
-    y = train.labels['label']
-    classes = [np.flatnonzero(y == c) for c in np.unique(y)]
-    keep = [rows[part_rows([train.ids[i] for i in rows], share)] for rows in classes]
-    return train.subset(np.sort(np.concatenate(keep)))
-
-
 def evaluate_folder(
     context: EvaluationContext,  # The model; `root` holds the training and the validation photos
     probe: str = 'virtex2',  # One of `PROBES`
@@ -119,7 +110,7 @@ def evaluate_folder(
     with logged_warnings(context.log):
         parts = LAYOUTS[layout](Path(context.root), 2 * m.view.size, context.max_corrupt)
     train, test = (readable(d, context.log, context.max_corrupt) for d in parts)
-    train = _share_of_each_class(train, share)
+    train = take_part_of_classes(train, 'label', share)
     how = dict(size=m.view.size, name=context.method)
     folder = context.run and context.run.path
     rows = [

@@ -133,9 +133,10 @@ def _open_transferred(run, spec, labels, weights, name, device):
     recipe = recipe_of(run)
     model = task.build(initial_backbone(recipe, run.info.get('backbone')), spec.plan, labels, spec.seed)
     fill_model(model, weights, name)
-    more = task.capabilities(model.to(device), labels, spec.plan) if task.capabilities else {}
-    view = method_of(run).held_out_view(recipe)
-    return Pretrained(model.visual, view, run.info['finetune']['side'], name=str(run.path), **more)
+    how = dict(view=method_of(run).held_out_view(recipe), side=run.info['finetune']['side'])
+    if task.capabilities:
+        how |= task.capabilities(model.to(device), labels, spec.plan)
+    return Pretrained(model.visual, name=str(run.path), **how)
 
 
 def _labels_of(run):
@@ -357,7 +358,7 @@ def _setup(job, source, tokenizer, recipe, old):
     collate = TaskCollator(tokenizer, max_len, _fast_reader(reader, recipe, None if alone else body, splits, job.dist))
     for line in caption_lines(plan, collate, splits, tuple(splits)):
         log(line)
-    return _Setup(_model(body, plan, task, labels, spec.seed), body, splits, labels, recipe, facts, collate)
+    return _Setup(_model(body, plan, task, labels, spec.seed), body, splits, labels, recipe, facts, plan.steps, collate)
 
 
 def _transfer_setup(job, source, recipe, old):
@@ -388,7 +389,8 @@ def _transfer_setup(job, source, recipe, old):
     )
     job.agree(facts, spec.plan.bs)
     model = task.build(body, spec.plan, labels, spec.seed)
-    return _Setup(model, model.visual, splits, labels, recipe, facts)
+    steps = task.steps(spec.plan, splits['train']) if task.steps else spec.plan.steps
+    return _Setup(model, model.visual, splits, labels, recipe, facts, steps)
 
 # %% ../../nbs/experiments/75_finetune.ipynb #130f4b3f
 def _finetune(job, source, out=None, old=None):
@@ -423,7 +425,7 @@ def _finetune(job, source, out=None, old=None):
         n = sum(p.numel() for p in setup.model.parameters() if p.requires_grad)
         frozen = ' (the body is frozen)' if getattr(spec.plan, 'frozen', False) else ''
         log(
-            f'{spec.task} on {spec.data}: {setup.parts["train"]}; {spec.plan.steps:,} steps of {spec.plan.bs}, {n:,} '
+            f'{spec.task} on {spec.data}: {setup.parts["train"]}; {setup.steps:,} steps of {spec.plan.bs}, {n:,} '
             f'parameters learn{frozen}; seed {spec.seed}, precision {effective_precision(setup.model, job.precision)}'
         )
         with job.stages(spec.task):
@@ -463,7 +465,7 @@ def _train(job, setup, run):
             alone = not run.saved()
             job.log(resumed_line(resume_training(learn, run), alone))
         try:
-            fit_task(learn, spec.plan)
+            fit_task(learn, setup.steps)
         except Exception as e:
             if out_of_memory(e):
                 raise ValueError(memory_advice(spec.plan.bs, spec.accumulate)) from e
@@ -583,6 +585,7 @@ class _Setup:
     labels: list  # Of each output
     recipe: object  # Of the pretrained run
     facts: dict  # Of the new run
+    steps: int  # Of the optimiser
     collate: TaskCollator | None = None  # Of a task with texts
 
 

@@ -217,6 +217,7 @@ def finetune_spec(
     changes: Sequence[str] = (),  # Texts `field=value` for the plan, or for the sizes of data that is drawn
     data: str | None = None,  # world, or the task's own name: its photos; by default those with `root`, else the world
     root: FilePath | None = None,  # Where the photos and questions are
+    plan: str | None = None,  # One of the task's `plans`; by default that of the data
     **more,  # which, labels_file, region_files, seed, precision, threads, accumulate, see `FinetuneSpec`
 ) -> FinetuneSpec:
     "Make the specification of a fine-tuning; raise a `ValueError` that names the option that is wrong"
@@ -227,7 +228,7 @@ def finetune_spec(
     source = TASKS[task].source(data)
     if source.root_help and root is None:
         raise ValueError(f'--root is missing: {source.root_help}')
-    spec = FinetuneSpec(str(run), task, data, TASKS[task].plan(data), source.options)
+    spec = FinetuneSpec(str(run), task, data, TASKS[task].plan(data, plan), source.options)
     return spec.changed(changes, root=root, **more)
 
 # %% ../../nbs/experiments/25_spec.ipynb #a849f01b

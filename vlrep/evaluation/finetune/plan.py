@@ -111,9 +111,12 @@ class Task:
     def plan(
         self,
         data: str,  # As for --data
+        name: str = None,  # One of the task's `plans`, as for --plan; by default that of `data`
     ) -> object:  # A frozen dataclass of hyperparameters
-        "Return the default hyperparameters for `data`"
-        return self.plans[self.source(data).plan]
+        "Return the hyperparameters of a plan; a `ValueError` suggests the nearest name"
+        if name is not None and name not in self.plans:
+            raise did_you_mean(f'--plan of --task {self.name}', name, self.plans)
+        return self.plans[name or self.source(data).plan]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -145,7 +148,9 @@ class TransferTask(Task):
     learner: Callable = Lazy()  # (model, examples of each split, plan, **options of `finetune_learner`) -> BatchLearner
     table: Callable = Lazy()  # (model, examples of each split, plan, folder=, name=, seed=, workers=, dist=, log=) ->
     # rows of the table, and what the report shows; called in each process, writes files of predictions
-    capabilities: Callable = Lazy(None)  # (model, labels, plan) -> functions of an opened run, by name
+    steps: Callable = Lazy(None)  # (plan, training examples) -> steps of the optimiser; by default the plan's `steps`
+    capabilities: Callable = Lazy(None)  # (model, labels, plan) -> functions of an opened run, by name; perhaps `view`
+    # and `side`, how `Pretrained` prepares images, if these are not those of the pretrained run
     figures: Callable = Lazy(None)  # (what `table` gave to show) -> {part of the report: HTML}
 
 

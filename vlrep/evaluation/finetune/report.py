@@ -77,7 +77,9 @@ def _numbers(info, res):
         'method': info['method'],
         'body': 'frozen' if plan.get('frozen') else 'trained',
         'labels': ft['classes'],
-        'steps': f'{plan["steps"]:,} of {plan["bs"]} examples',
+        'length': ' of '.join(
+            [*(f'{plan[k]:,} {k}' for k in ('steps', 'epochs') if k in plan), f'{plan["bs"]} examples a step']
+        ),
         'best step': n['best_step'],
         'learning rate': plan['lr'],
         'seed': info['seed'],

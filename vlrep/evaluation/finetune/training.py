@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['TaskCollator', 'FixedLengthEpochs', 'TaskScore', 'BestScore', 'KeptBest', 'text_limit', 'freeze_unused_parameters',
-           'finetune_learner', 'fit_task']
+           'task_learner', 'finetune_learner', 'fit_task']
 
 # %% ../../../nbs/evaluation/finetune/50_training.ipynb #f298d465
 from collections.abc import Callable
@@ -14,7 +14,9 @@ from itertools import islice
 import numpy as np
 import torch
 from fastai.callback.core import CancelFitException
+from fastai.data.core import DataLoaders
 from fastai.learner import Metric
+from torch import nn
 
 from ...data.loader import StatefulLoader, loaders
 from ...data.records import TextBuffer
@@ -176,11 +178,13 @@ class BestScore(Checkpointer):
         patience: int = 0,  # Stop after this number of evaluations without improvement; 0: never
         *,
         every: int = 0,  # Steps between saves within a round; 0 for none
+        latest: bool = False,  # Is the latest always `best`, whatever its score?
         log: Callable = print,  # Called with a line for each evaluation
     ):
         super().__init__(folder, every)
         self.metric = metric
         self.patience = patience
+        self.latest = latest
         self.log = log
         self.score = None
         self.since = 0
@@ -196,14 +200,15 @@ class BestScore(Checkpointer):
         s = self.learn.train_state
         v = self.metric.value
         loss = self.recorder.loss.value
-        better = v is not None and (self.score is None or v > self.score)
+        better = v is not None and (self.latest or self.score is None or v > self.score)
         self.since = 0 if better else self.since + 1
         if better:
             self.score = v
             s.best_step = s.step
             s.best_loss = float(loss)
         self.history.append([s.step, float(loss), v])
-        self.log(f'step {s.step}: {100 * v:.2f} on the validation set' + (', the best so far' if better else ''))
+        best = ', the best so far' if better and not self.latest else ''
+        self.log(f'step {s.step}: {100 * v:.2f} on the validation set{best}')
         self.save(*(['best'] if better else []), 'last')
         if self.done:
             self.log(f'no improvement in {self.since} evaluations: training stops early')
@@ -257,6 +262,38 @@ def freeze_unused_parameters(
         p.requires_grad_(False)
     return [n for n, _ in idle]
 
+# %% ../../../nbs/evaluation/finetune/50_training.ipynb #7a1c0e01
+def task_learner(
+    model: nn.Module,  # Batch -> dict with `logits`
+    dls: DataLoaders,  # From `loaders`
+    loss: Callable,  # (output, batch) -> total () and count
+    opt: torch.optim.Optimizer,  # Of the model's parameters
+    keeper: BestScore,  # Evaluates and saves after each round
+    *,
+    every: int,  # Steps of a round
+    schedule: Callable,  # Steps done -> factor of the learning rates
+    seed: int = 0,  # Of dropout
+    precision: str = 'auto',  # As for `MixedPrecision`
+    accumulate: int = 1,  # Parts of a batch
+    sync_bn: bool = False,  # With several processes: BatchNorm over the images of all?
+    cbs: list | tuple = (),  # More callbacks
+) -> BatchLearner:  # For `fit_task`; `learn.save_run.history` has step, loss and score of each evaluation
+    "Build fastai's Learner that evaluates and saves after each round, with the callbacks of the other trainings"
+    dist = current_dist()
+    dls.loaders[0] = MicroBatchLoader(FixedLengthEpochs(dls.train, every), accumulate)
+    rules = [
+        LRScheduler(schedule),
+        StepSeed(seed, dist.rank),
+        MixedPrecision(precision),
+        SkipNonFinite(),
+        GradientAccumulation(accumulate),
+        keeper,
+    ]
+    if dist.world_size > 1:
+        freeze_unused_parameters(model.to(dist.device), dls.train.one_batch()[0])
+        rules.append(DDPTraining(dist, sync_bn))
+    return learner(dls, model, loss, opt, cbs=[*rules, *cbs], metrics=[keeper.metric])
+
 # %% ../../../nbs/evaluation/finetune/50_training.ipynb #110692cf
 def finetune_learner(
     model: FinetuneModel,  # Body and head
@@ -294,36 +331,36 @@ def finetune_learner(
         max_corrupt=max_corrupt,
         **several,
     )
-    dls.loaders[0] = MicroBatchLoader(FixedLengthEpochs(dls.train, min(plan.every, plan.steps)), accumulate)
     opt = torch.optim.AdamW(param_groups(model, [(None, plan.lr, norm_or_bias)], plan.wd), plan.lr, (0.9, 0.999), 1e-8)
     score = TaskScore(task, splits['valid'], dist)
     keeper = BestScore(folder or KeptBest(), score, plan.patience, every=save_every, log=log)
-    rules = [
-        LRScheduler(partial(_warmup_then_decay, total=plan.decay_steps or plan.steps, warmup=plan.warmup)),
-        StepSeed(seed, dist.rank),
-        MixedPrecision(precision),
-        SkipNonFinite(),
-        GradientAccumulation(accumulate),
-        keeper,
-    ]
-    if several:
-        freeze_unused_parameters(model.to(dist.device), dls.train.one_batch()[0])
-        rules.append(DDPTraining(dist))
 
     def loss(out, batch):
         return task.loss(out['logits'].float(), batch['target'])
 
-    return learner(dls, model, loss, opt, cbs=[*rules, *cbs], metrics=[score])
+    return task_learner(
+        model,
+        dls,
+        loss,
+        opt,
+        keeper,
+        every=min(plan.every, plan.steps),
+        schedule=partial(_warmup_then_decay, total=plan.decay_steps or plan.steps, warmup=plan.warmup),
+        seed=seed,
+        precision=precision,
+        accumulate=accumulate,
+        cbs=cbs,
+    )
 
 # %% ../../../nbs/evaluation/finetune/50_training.ipynb #964018e6
 def fit_task(
     learn: BatchLearner,  # From `finetune_learner`
-    plan: FinetunePlan,  # Its `steps` count
+    steps: int,  # Of the optimiser, in all
 ) -> None:
     "Train to the end, or until early stopping; a training that was stopped early is not continued"
     try:
         if not learn.save_run.done:
-            learn.fit_steps(plan.steps)
+            learn.fit_steps(steps)
     finally:
         for dl in learn.dls.loaders:
             dl.close()
