@@ -26,7 +26,7 @@ from vlrep.metrics.ranking import (
     top1,
 )
 from ..models.features import features
-from ..reports.instability import mark_warned, shown_names
+from ..reports.instability import mark_warned, score_text, shown_names
 
 # %% ../../nbs/evaluation/30_transfer.ipynb #7f0ec99c
 def probe_multilabel(
@@ -264,7 +264,7 @@ def table_text(
     rows: list,  # From `transfer_table`
 ) -> str:  # Lines of fixed width
     "Write the table for a terminal: value and 95 % interval"
-    head, body = _grid(rows, lambda r: f'{r["value"]:.1f} [{r["low"]:.1f}, {r["high"]:.1f}]')
+    head, body = _grid(rows, score_text)
     lines = [head, *body]
     wide = [max(len(l[i]) for l in lines) for i in range(len(lines[0]))]
     return '\n'.join(

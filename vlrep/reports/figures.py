@@ -19,7 +19,7 @@ import numpy as np
 from PIL import Image
 
 from ..core.files import brief
-from .instability import shown_names
+from .instability import score_text, shown_names
 
 # %% ../../nbs/reports/20_figures.ipynb #a90c4e17
 def data_uri(
@@ -244,7 +244,7 @@ def wide_rows(
             w: '' for w in name.values()
         }
         new = out.setdefault(r['question'], empty)
-        new[name[r['backbone']]] = f'{r["value"]:.1f} [{r["low"]:.1f}, {r["high"]:.1f}]'
+        new[name[r['backbone']]] = score_text(r)
     return list(out.values())
 
 # %% ../../nbs/reports/20_figures.ipynb #2ddb2573

@@ -27,4 +27,4 @@ class WorldDetectionOptions:
     train: Int(4, 10**7) = 1000  # Scenes to learn from
     valid: Int(4, 10**6) = 200  # Held out: they choose the checkpoint
     test: Int(4, 10**6) = 500  # Scenes that are reported
-    size: Int(32, 1024) = 128  # Side of the scenes in pixels
+    size: Int(32, 1024) = 96  # Side of the scenes in pixels

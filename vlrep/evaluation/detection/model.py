@@ -7,8 +7,6 @@ __all__ = ['PyramidGrids', 'ThirdStage', 'FourthStage', 'FourthStageGrid', 'Scal
            'build_detector']
 
 # %% ../../../nbs/evaluation/detection/30_model.ipynb #59700dc1
-from functools import partial
-
 import torch
 import torch.nn as nn
 import torch.nn.functional as F

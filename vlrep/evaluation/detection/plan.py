@@ -27,7 +27,9 @@ class DetectionPlan:
     every: Int(1, 10**8) = 5000  # Steps between checkpoints
     share: Fraction = 1.0  # Part of the training images; a smaller one shortens the schedule
     share_seed: Int(0, 2**31 - 1) = 0  # Which part
-    repeat: UnitInterval = 0.0  # Repeat images with categories that fewer than this part of all images have (LVIS: .001)
+    repeat: UnitInterval = (
+        0.0  # Repeat images of categories that fewer than this part of all images have (LVIS .001)
+    )
     sides: tuple = (480, 512, 544, 576, 608, 640, 672, 704, 736, 768, 800)  # Shorter side in training, drawn for each
     side: Int(16, 10**4) = 800  # Shorter side in the test
     max_side: Int(16, 10**4) = 1333  # Longer side at most
@@ -42,8 +44,11 @@ class DetectionPlan:
     precise_bn: Int(0, 10**5) = 200  # Batches from which the statistics of BatchNorm are computed anew in the end
     threshold: UnitInterval = 0.05  # Scores below it are no detections
     detections: Int(1, 10**4) = 100  # Most detections an image
-    metric: Choice('voc2007', 'voc2012', 'coco', 'lvis') = 'voc2007'  # How precision is averaged
-    part: Choice('test', 'valid') = 'test'  # Which images are the test; with valid, a part of the training images
+    metric: Choice('voc2007', 'voc2012', 'coco', 'lvis') = (
+        'voc2007'  # How precision is averaged; of masks coco or lvis
+    )
+    part: Choice('test', 'valid', 'both') = 'test'  # On which images the detector is evaluated
+    draws: Int(0, 10**5) = 0  # Bootstrap resamples of the test images to keep scores of, to compare runs in pairs
 
     def in_proportion(
         self,
@@ -67,6 +72,10 @@ class DetectionPlan:
             raise ValueError(f'drops={self.drops}: whole numbers of steps, such as 18000,22000')
         if not self.sides or not all(isinstance(s, int) and 16 <= s <= self.max_side for s in self.sides):
             raise ValueError(f'sides={self.sides}: whole numbers from 16 to max_side={self.max_side}, such as 640,800')
+        if self.masks and self.metric.startswith('voc'):
+            raise ValueError(f'metric={self.metric}: measures boxes alone; with masks, take coco or lvis')
+        if self.draws and not self.metric.startswith('voc'):
+            raise ValueError(f'draws={self.draws}: resamples are kept for metric=voc2007 or voc2012 alone')
         if self.side > self.max_side:
             raise ValueError(f'side={self.side}: must be at most max_side={self.max_side}')
         if self.steps and self.warmup >= self.steps:
@@ -86,16 +95,16 @@ _COCO = replace(
 )
 _WORLD = DetectionPlan(
     'fpn',
-    steps=600,
+    steps=300,
     bs=8,
     lr=0.02,
-    warmup=60,
-    drops=(450, 550),
+    warmup=30,
+    drops=(225, 275),
     clip=10.0,
-    every=200,
-    sides=(96, 112, 128),
-    side=128,
-    max_side=128,
+    every=100,
+    sides=(72, 84, 96),
+    side=96,
+    max_side=96,
     anchor=8,
     width=32,
     hidden=64,
@@ -103,7 +112,8 @@ _WORLD = DetectionPlan(
     regions=32,
     precise_bn=20,
     detections=20,
-    metric='coco',
+    metric='voc2012',
+    part='both',
 )
 PLANS = dict(
     voc=_VOC,
@@ -112,5 +122,5 @@ PLANS = dict(
     coco_c4=replace(_COCO, model='c4'),
     lvis=replace(_COCO, repeat=0.001, threshold=1e-4, detections=300, metric='lvis'),
     world=_WORLD,
-    world_masks=replace(_WORLD, masks=True),
+    world_masks=replace(_WORLD, masks=True, metric='coco'),
 )

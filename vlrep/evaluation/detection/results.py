@@ -6,7 +6,7 @@
 __all__ = ['detect_all', 'detection_table', 'example_detections', 'detection_figures', 'ObjectFinder', 'detector_capabilities']
 
 # %% ../../../nbs/evaluation/detection/60_results.ipynb #3584948b
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +25,7 @@ from .images import DetectionImages
 from .model import Detector
 from .plan import DetectionPlan
 from ...metrics.detection import coco_ap, lvis_ap, save_detections, voc_ap
+from ...metrics.ranking import draw_counts
 from ...models.features import frozen
 from ...models.pretrained import Pretrained, to_image
 from ...reports.figures import cards_html
@@ -85,10 +86,23 @@ def detect_all(
 
 # %% ../../../nbs/evaluation/detection/60_results.ipynb #ba4d6176
 def _precision(data, rows, plan, kind):
-    "Metric -> average precision, from 0 to 1"
-    if plan.metric.startswith('voc'):
-        return voc_ap(data, rows, int(plan.metric.removeprefix('voc')))
-    return (lvis_ap if plan.metric == 'lvis' else coco_ap)(data, rows, kind)
+    "Metric -> average precision, from 0 to 1, and where the metric can be resampled, under each draw (draws,)"
+    if not plan.metric.startswith('voc'):
+        return {k: (v, []) for k, v in (lvis_ap if plan.metric == 'lvis' else coco_ap)(data, rows, kind).items()}
+    year = int(plan.metric.removeprefix('voc'))
+    drawn = voc_ap(data, rows, year, draw_counts(len(data), max(plan.draws, 200)))
+    return {k: (v, drawn[k]) for k, v in voc_ap(data, rows, year).items()}
+
+
+def _table_row(question, metric, name, n, value, drawn, keep):
+    "A row of the table, with an interval of the draws if there are any, of which `keep` are kept"
+    low, high = np.nanpercentile(drawn, (2.5, 97.5)) if len(drawn) else (value, value)
+    row = score_row(question, metric, name, n, chance=0, value=value, low=low, high=high)
+    if not len(drawn):
+        row['interval'] = False
+    if keep:
+        row['draws'] = [round(100 * float(v), 2) for v in drawn[:keep]]
+    return row
 
 
 def detection_table(
@@ -116,12 +130,15 @@ def detection_table(
         path = Path(folder) / f'predictions-{split}.json'
         save_detections(path, rows)
         log(f'{split}: {len(rows):,} detections in {path}')
-        for kind in ('bbox', 'segm') if plan.masks else ('bbox',):
-            what = 'boxes' if kind == 'bbox' else 'masks'
-            for metric, value in _precision(data, rows, plan, kind).items():
-                question = f'{what} {split}, {metric}'
-                scores = dict(chance=0, value=value, low=value, high=value)
-                table.append(score_row(question, metric, name, len(data), **scores))
+        task = 'segmentation' if plan.masks else 'detection'
+        keep = plan.draws if split == 'test' else 0
+        for kind in ('segm', 'bbox') if plan.masks else ('bbox',):
+            what = 'box ' if plan.masks and kind == 'bbox' else ''
+            for metric, (value, drawn) in _precision(data, rows, plan, kind).items():
+                if np.isnan(value):  # no objects of that size or frequency
+                    continue
+                question = f'{task} {split}' + (f', {what}{metric}' if what or metric != 'AP' else '')
+                table.append(_table_row(question, metric, name, len(data), value, drawn, keep))
         shown = dict(examples=example_detections(data, rows))
     return table, shown
 
@@ -225,7 +242,9 @@ class ObjectFinder:
     def __call__(
         self,
         images: FilePath | Image.Image | np.ndarray | Tensor | list,  # An image, or several
-    ) -> list:  # Of each object (label, score, [left, top, right, bottom] in pixels), best first; for several a list each
+    ) -> (
+        list
+    ):  # Of each object (label, score, [left, top, right, bottom] in pixels), best first; several: a list each
         "Detect the objects in images of any size"
         one = not isinstance(images, (list, tuple))
         found = [self._image(to_image(x)) for x in ([images] if one else images)]
@@ -253,7 +272,7 @@ def detector_capabilities(
 def detect(
     self: Pretrained,
     images: FilePath | Image.Image | np.ndarray | Tensor | list,  # An image, or several
-) -> list:  # Of each object (label, score, [left, top, right, bottom] in pixels), best first; for several a list each
+) -> list:  # Of each object (label, score, [left, top, right, bottom] in pixels), best first; several: a list each
     "Detect the objects in images; raise a `ValueError` if the run is no detector"
     if 'detect' not in self.capabilities:
         raise ValueError(f'{self.name}: is no detector: vlrep finetune {self.name} --task detection makes one')

@@ -14,9 +14,9 @@ from ...datasets.detection.coco import read_coco_detection
 from ...datasets.detection.detection_set import DetectionSet
 from ...datasets.detection.lvis import read_lvis
 from ...datasets.detection.voc import read_voc_detection
-from .world import world_detection
 from ...datasets.world.task_options import WorldDetectionOptions
 from .plan import DetectionPlan
+from .world import world_detection
 
 # %% ../../../nbs/evaluation/detection/45_sources.ipynb #c2882eab
 def _chosen(data, split, plan):
@@ -24,9 +24,13 @@ def _chosen(data, split, plan):
     return data.subset(plan.share, plan.share_seed) if split == 'train' and plan.share < 1 else data
 
 
+def _wanted(split, plan):
+    return split == 'train' or plan.part in (split, 'both')
+
+
 def _no_third_part(plan, name):
-    if plan.part == 'valid':
-        raise ValueError(f'part=valid: {name} has no validation part beside the one that is the test')
+    if plan.part != 'test':
+        raise ValueError(f'part={plan.part}: {name} has no validation part beside the one that is the test')
 
 
 def read_world_split(
@@ -38,7 +42,7 @@ def read_world_split(
     max_corrupt: int | float | str = None,  # Not used
 ) -> DetectionSet | None:  # None for a split that is not read
     "Draw scenes with their objects"
-    if split not in ('train', plan.part):
+    if not _wanted(split, plan):
         return None
     return _chosen(world_detection(split, options), split, plan)
 
@@ -51,11 +55,11 @@ def read_voc_split(
     log: Callable = print,  # Not used
     max_corrupt: int | float | str = None,  # How many photos may be absent or damaged
 ) -> DetectionSet | None:
-    "Read VOC 2007 and 2012: trainval of both, and test of 2007; with `part=valid` train of both, and val of 2007"
-    if split not in ('train', plan.part):
+    "Read VOC 2007 and 2012: trainval of both, and test of 2007; with val of 2007 as `valid`, train of both"
+    if not _wanted(split, plan):
         return None
     lists = dict(
-        train=['VOC2007/trainval', 'VOC2012/trainval'] if plan.part == 'test' else ['VOC2007/train', 'VOC2012/train'],
+        train=['VOC2007/train', 'VOC2012/train'] if plan.part != 'test' else ['VOC2007/trainval', 'VOC2012/trainval'],
         test=['VOC2007/test'],
         valid=['VOC2007/val'],
     )

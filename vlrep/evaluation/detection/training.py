@@ -9,18 +9,15 @@ __all__ = ['detector_loss', 'recompute_batch_norm', 'LastCheckpoint', 'NoValidat
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import islice
-from types import SimpleNamespace
 
 import torch
 from fastai.callback.core import CancelValidException
 from fastai.data.core import DataLoaders
-from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim.swa_utils import update_bn
 
 from ...core.seeding import seed_of
 from ...data.loader import StatefulLoader
-from ...datasets.detection.detection_set import DetectionSet
 from .images import MirrorImages, ObjectCollator, TrainingImages
 from .model import Detector
 from .plan import DetectionPlan

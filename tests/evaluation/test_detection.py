@@ -1,0 +1,254 @@
+"""Detection and segmentation as downstream tasks: whole runs from every layout, stops, several processes, damage"""
+
+import json
+import os
+import signal
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from ranks import codes, run_ranks
+from run_folders import TINY, untrained
+from tools import quiet
+
+import vlrep
+from vlrep.core.fields import check_fields
+from vlrep.datasets.detection.coco import write_coco_detection
+from vlrep.datasets.detection.voc import write_voc_detection
+from vlrep.datasets.world.task_options import WorldDetectionOptions
+from vlrep.evaluation.detection.model import build_detector
+from vlrep.evaluation.detection.plan import PLANS
+from vlrep.evaluation.detection.results import detect_all
+from vlrep.evaluation.detection.world import world_detection
+from vlrep.experiments.finetune import finetune
+from vlrep.experiments.pretrain import resume_run
+from vlrep.experiments.spec import Runtime, finetune_spec
+from vlrep.models.backbones import small_resnet
+from vlrep.training.interrupts import TrainingInterrupted
+from vlrep.training.run_folder import open_run_folder
+
+SIZES = ['train=12', 'valid=4', 'test=5', 'size=64']
+PLAN = ['steps=6', 'bs=4', 'every=3', 'warmup=2', 'drops=5', 'sides=48,64', 'side=64', 'precise_bn=2', 'threshold=0']
+
+
+@pytest.fixture(scope='module')
+def body(tmp_path_factory):
+    "A run of VirTex that has learned nothing"
+    return untrained(tmp_path_factory.mktemp('runs') / 'virtex', 'virtex', **TINY)
+
+
+@pytest.fixture(scope='module')
+def detector(body, tmp_path_factory):
+    "The same, fine-tuned to detect, and stopped by nothing"
+    out = tmp_path_factory.mktemp('runs') / 'detector'
+    return finetune(finetune_spec(body, 'detection', [*PLAN, *SIZES]), out=out, log=quiet)
+
+
+def test_a_detector_leaves_a_run_folder(detector):
+    run = open_run_folder(detector)
+    (line,) = run.results()
+    rows = {r['question']: r for r in line['numbers']['table']}
+    assert rows['detection test, AP50']['n'] == 5
+    assert all(0 <= r['low'] <= r['value'] <= r['high'] <= 100 for r in rows.values())
+    assert {q.split(',')[0] for q in rows} == {'detection valid', 'detection test'}
+    found = json.loads((run / 'predictions-test.json').read_text())
+    assert found and found[0].keys() == {'image_id', 'category_id', 'bbox', 'score'}
+    assert (run / 'report.html').read_text().count('<img') >= 5
+
+
+def test_an_opened_detector_finds_what_its_file_says(detector):
+    "In an image of the test set, at any size of the caller's image"
+    model = vlrep.load(detector)
+    data = world_detection('test', WorldDetectionOptions(12, 4, 5, 64))
+    found = json.loads((detector / 'predictions-test.json').read_text())
+    for image in data.images[:2]:
+        own = [f for f in found if f['image_id'] == image['id']]
+        got = model.detect(data.load(image))
+        assert [label for label, *_ in got] == [data.class_names[data.labels[f['category_id']] - 1] for f in own]
+        np.testing.assert_allclose([s for _, s, _ in got], [f['score'] for f in own], atol=1e-4)
+        corners = [[x, y, x + w, y + h] for x, y, w, h in (f['bbox'] for f in own)]
+        np.testing.assert_allclose([box for *_, box in got], corners, atol=2e-2)
+    assert [len(x) for x in model.detect([data.load(r) for r in data.images[:2]])] == [
+        len(model.detect(data.load(r))) for r in data.images[:2]
+    ]
+
+
+def test_every_layer_of_the_backbone_learns(detector, body):
+    was = {k: v for k, v in open_run_folder(body).weights('best').items() if k.startswith('visual.')}
+    now = open_run_folder(detector).weights('best')
+    still = [k for k, v in was.items() if torch.equal(v, now[f'net.backbone.{k}']) and not k.endswith('tracked')]
+    assert len(was) > 20 and still == []
+
+
+@pytest.mark.parametrize('model', ['fpn', 'c4'])
+def test_a_stopped_and_resumed_detector_has_the_same_bits(body, tmp_path, model):
+    changes = [*PLAN, *SIZES, f'model={model}']
+    whole = finetune(finetune_spec(body, 'segmentation', changes), out=tmp_path / 'whole', log=quiet)
+
+    def stop(line):
+        if line.startswith('step 3,'):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(TrainingInterrupted):
+        finetune(finetune_spec(body, 'segmentation', changes), out=tmp_path / 'stopped', log=stop)
+    resume_run(tmp_path / 'stopped', log=quiet)
+    for which in ('last', 'best'):
+        a, b = (open_run_folder(tmp_path / name).weights(which) for name in ('whole', 'stopped'))
+        assert a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
+    tables = [open_run_folder(tmp_path / name).results()[0]['numbers']['table'] for name in ('whole', 'stopped')]
+    assert tables[0] == tables[1] and any(', box ' in r['question'] for r in tables[0])
+    assert (whole / 'predictions-test.json').read_text() == (tmp_path / 'stopped/predictions-test.json').read_text()
+
+
+@pytest.fixture(scope='module')
+def folders(tmp_path_factory):
+    "The world in the layouts of COCO, LVIS and VOC"
+    root = tmp_path_factory.mktemp('folders')
+    sizes = WorldDetectionOptions(8, 4, 4, 64)
+    for split, coco, voc in (('train', 'train2017', 'trainval'), ('test', 'val2017', 'test')):
+        data = world_detection(split, sizes)
+        write_coco_detection(data, root / 'coco', coco)
+        for year in ('VOC2007', 'VOC2012') if voc == 'trainval' else ('VOC2007',):
+            names = {r['id']: f'{year[-2:]}{r["file_name"].replace("/", "_")}' for r in data.images}
+            renamed = replace(
+                data, images=[dict(r, file_name=names[r['id']]) for r in data.images], draw=_Renamed(data)
+            )
+            write_voc_detection(renamed, root / 'voc', f'{year}/{voc}')
+        tables = json.loads((root / f'coco/annotations/instances_{coco}.json').read_text())
+        for r in tables['images']:
+            r |= dict(neg_category_ids=[], not_exhaustive_category_ids=[])
+            r['file_name'] = f'{coco}/{r["file_name"]}'
+        for c, frequency in zip(tables['categories'], 'rcf' * 100):
+            c['frequency'] = frequency
+        (root / f'coco/lvis_v1_{"train" if split == "train" else "val"}.json').write_text(json.dumps(tables))
+    return root
+
+
+class _Renamed:
+    "Draws the images of a set whose files have other names"
+
+    def __init__(self, data):
+        self.data = data
+        self.of = {r['id']: r for r in data.images}
+
+    def __call__(self, row):
+        return self.data.load(self.of[row['id']])
+
+
+@pytest.mark.parametrize(
+    'task, data, metrics',
+    [
+        ('detection', 'voc', {'AP', 'AP50', 'AP75'}),
+        ('detection', 'coco', {'AP', 'AP50', 'AP75'}),
+        ('segmentation', 'coco', {'AP', 'AP50', 'AP75'}),
+        ('segmentation', 'lvis', {'AP', 'APr', 'APc', 'APf'}),
+    ],
+)
+def test_every_collection_is_trained_on_in_its_own_layout(body, folders, tmp_path, task, data, metrics):
+    "With the plan of the paper, smaller"
+    root = folders / ('voc' if data == 'voc' else 'coco')
+    small = ['steps=2', 'bs=2', 'warmup=1', 'sides=64', 'side=64', 'proposals=20', 'regions=8', 'width=16', 'hidden=16']
+    spec = finetune_spec(body, task, [*small, 'precise_bn=1', 'detections=20'], data, root=root)
+    run = open_run_folder(finetune(spec, out=tmp_path / 'out', log=quiet))
+    table = run.results()[0]['numbers']['table']
+    assert metrics <= {r['metric'] for r in table} and {r['n'] for r in table} == {4}
+
+
+def test_a_share_of_the_data_shortens_the_schedule(body):
+    plan = finetune_spec(body, 'detection', ['share=.5', 'train=40']).plan
+    base = PLANS['world']
+    assert (plan.steps, plan.warmup, plan.drops) == (
+        base.steps // 2,
+        base.steps // 20,
+        tuple(d // 2 for d in base.drops),
+    )
+
+
+def test_damaged_and_absent_images_are_counted(body, folders, tmp_path):
+    write_coco_detection(world_detection('train', WorldDetectionOptions(6, 4, 4, 64)), tmp_path, 'train2017')
+    write_coco_detection(world_detection('test', WorldDetectionOptions(6, 4, 4, 64)), tmp_path, 'val2017')
+    photos = sorted((tmp_path / 'train2017').rglob('*.*'))
+    photos[0].write_bytes(b'no photo')
+    small = ['steps=4', 'bs=4', 'warmup=1', 'sides=64', 'side=64', 'proposals=20', 'width=16', 'hidden=16', 'regions=8']
+    spec = finetune_spec(body, 'detection', small, 'coco', root=tmp_path)
+    with pytest.raises(ValueError, match='1 of . images cannot be read, and max_corrupt=0 allows 0'):
+        finetune(spec, Runtime(max_corrupt=0), out=tmp_path / 'out', log=quiet)
+    finetune(spec, out=tmp_path / 'out', log=quiet)
+    (photo, *_) = sorted((tmp_path / 'val2017').rglob('*.*'))
+    photo.write_bytes(b'no photo')
+    with pytest.raises(ValueError, match=photo.name):
+        finetune(spec, out=tmp_path / 'other', log=quiet)
+
+
+def test_a_backbone_that_is_no_resnet_is_refused():
+    with pytest.raises(ValueError, match='four stages of a ResNet, and this backbone is Linear'):
+        build_detector(torch.nn.Linear(1, 1), PLANS['world'], ['cat'])
+
+
+def test_frozen_batch_norms_of_the_backbone_do_not_move(body, tmp_path):
+    out = finetune(finetune_spec(body, 'detection', [*PLAN, *SIZES, 'frozen_bn=true']), out=tmp_path / 'out', log=quiet)
+    was = {k: v for k, v in open_run_folder(body).weights('best').items() if k.startswith('visual.')}
+    now = open_run_folder(out).weights('best')
+    moved = {k for k, v in was.items() if not torch.equal(v, now[f'net.backbone.{k}'])}
+    norms = {k for k in was if '.bn' in k or 'downsample.1' in k}
+    assert norms and not moved & norms and moved == set(was) - norms
+
+
+def test_images_larger_than_the_limit_are_made_smaller_and_their_boxes_come_back(tmp_path):
+    "Detections are in the pixels of the file, whatever the size at which it was read"
+    data = world_detection('test', WorldDetectionOptions(6, 4, 4, 64))
+    plan = check_fields(replace(PLANS['world'], sides=(64,), side=64, max_side=64, masks=True, threshold=0.0))
+    torch.manual_seed(0)
+    model = build_detector(small_resnet(8), plan, data.class_names)
+    for m in model.modules():  # of random weights, with all proposals equally likely, it finds something everywhere
+        if isinstance(m, torch.nn.BatchNorm2d):
+            m.momentum = None
+    small = detect_all(model, data, plan)
+
+    def double(row):
+        return data.load(row).resize((128, 128), Image.NEAREST)
+
+    large = replace(data, images=[dict(r, width=128, height=128) for r in data.images], draw=double)
+    doubled = detect_all(model, large, plan)
+    assert small and len(small) == len(doubled)
+    for a, b in zip(small, doubled):
+        np.testing.assert_allclose(2 * np.array(a['bbox']), b['bbox'], atol=0.6)
+        assert b['segmentation']['size'] == [128, 128]
+
+
+# ---------------------------------------------------------------- several processes
+
+
+@pytest.fixture(scope='module')
+def ranks(body, tmp_path_factory):
+    cwd = tmp_path_factory.mktemp('ranks')
+    words = [str(body), '--task', 'detection', '--threads', '1', '--precision', 'fp32']
+    words += [
+        w for change in (*PLAN, *SIZES) for w in (f'--{change.split("=")[0].replace("_", "-")}', change.split('=')[1])
+    ]
+    runs = dict(
+        two=dict(command='finetune', words=[[*words, '--out', str(cwd / 'two')]] * 2),
+        untrained=dict(
+            command='finetune', words=[[*words, '--steps', '0', '--warmup', '0', '--out', str(cwd / 'untrained')]] * 2
+        ),
+        alone=dict(command='finetune', words=[[*words, '--steps', '0', '--warmup', '0', '--out', str(cwd / 'alone')]]),
+    )
+    return run_ranks(cwd, runs), cwd
+
+
+def test_two_processes_train_one_detector(ranks):
+    done, cwd = ranks
+    assert codes(done['two']) == [0, 0]
+    run = open_run_folder(cwd / 'two')
+    assert run.results()[0]['numbers']['table'] and (run / 'report.html').is_file()
+
+
+def test_two_processes_detect_what_one_does(ranks):
+    "Each image once, in the same order"
+    done, cwd = ranks
+    assert codes(done['untrained']) == [0, 0] and codes(done['alone']) == [0]
+    one, two = (json.loads((cwd / name / 'predictions-test.json').read_text()) for name in ('alone', 'untrained'))
+    assert one and [(r['image_id'], r['category_id']) for r in one] == [(r['image_id'], r['category_id']) for r in two]
+    np.testing.assert_allclose([r['bbox'] for r in one], [r['bbox'] for r in two], atol=0.01)
