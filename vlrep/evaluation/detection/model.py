@@ -11,6 +11,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm  # also those over several processes
 from torchvision.models.detection import FasterRCNN, MaskRCNN
 from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.models.detection.faster_rcnn import FastRCNNConvFCHead, FastRCNNPredictor
@@ -228,7 +229,7 @@ class Detector(nn.Module):
         return self.net.backbone.visual
 
     def _batch_norms(self):
-        return [m for m in self.visual.modules() if isinstance(m, nn.BatchNorm2d)]
+        return [m for m in self.visual.modules() if isinstance(m, _BatchNorm)]
 
     def train(self, mode: bool = True) -> 'Detector':
         "Set the mode as `nn.Module.train` does; frozen BatchNorms stay in evaluation mode"

@@ -17,7 +17,7 @@ class DetectionPlan:
 
     model: Choice('c4', 'fpn') = 'c4'  # Regions from the third stage, with the fourth as head (c4), or a pyramid (fpn)
     masks: bool = False  # Mask R-CNN, which also predicts the shape of each object?
-    steps: Int(0, 10**8) = 24_000  # Steps of the optimiser
+    steps: Int(1, 10**8) = 24_000  # Steps of the optimiser
     bs: Int(1, 10**5) = 16  # Images a step
     lr: Float(0, 10, above=True) = 0.02  # Peak learning rate
     warmup: Int(0, 10**8) = 100  # Steps of linear warm-up
@@ -78,7 +78,7 @@ class DetectionPlan:
             raise ValueError(f'draws={self.draws}: resamples are kept for metric=voc2007 or voc2012 alone')
         if self.side > self.max_side:
             raise ValueError(f'side={self.side}: must be at most max_side={self.max_side}')
-        if self.steps and self.warmup >= self.steps:
+        if self.warmup >= self.steps:
             raise ValueError(f'warmup={self.warmup}: warm-up must be shorter than steps={self.steps}')
 
 
