@@ -432,6 +432,7 @@ def test_third_party_imports_are_required():
         ('vlrep.data.wordpiece', 'tokenizers'),
         ('vlrep.models.bert', 'huggingface_hub'),
         ('vlrep.datasets.detection.detection_set', 'pycocotools'),
+        ('vlrep.metrics.detection', 'faster_coco_eval'),
         ('vlrep.data.paraphrases', 'transformers'),
         ('vlrep.data.paraphrases', 'huggingface_hub'),
     }

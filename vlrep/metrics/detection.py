@@ -172,12 +172,9 @@ def _average_precision(weights, right, objects, year):
     recall = correct / np.maximum(objects, 1)[:, None]
     if year == 2007:
         # 0.30000000000000004 and such are what VOC's program compares with
-        at = [np.where(recall >= t, precision, 0).max(1, initial=0) for t in np.arange(0, 1.1, 0.1)]
-        average = np.mean(at, 0)
-    else:
-        best = np.maximum.accumulate(precision[:, ::-1], 1)[:, ::-1]
-        average = (np.diff(recall, axis=1, prepend=0) * best).sum(1)
-    return np.where(objects > 0, average, np.nan)
+        return np.mean([np.where(recall >= t, precision, 0).max(1, initial=0) for t in np.arange(0, 1.1, 0.1)], 0)
+    best = np.maximum.accumulate(precision[:, ::-1], 1)[:, ::-1]
+    return (np.diff(recall, axis=1, prepend=0) * best).sum(1)
 
 
 def voc_ap(
@@ -185,7 +182,7 @@ def voc_ap(
     detections: list,  # As for `save_detections`
     year: int = 2007,  # 2007: the mean at 11 recalls; 2012: the area under the curve
     weights: np.ndarray = None,  # How often each image counts (draws,n); once by default
-) -> dict:  # AP, AP50, AP75, from 0 to 1: numbers, or arrays (draws,)
+) -> dict:  # AP, AP50, AP75, from 0 to 1: numbers, or arrays (draws,), NaN for a draw without objects
     "Compute average precision of boxes as detectron2 does for Pascal VOC; a `ValueError` names a wrong detection"
     _check(data, detections, 'bbox')
     if year not in (2007, 2012):
@@ -202,18 +199,22 @@ def voc_ap(
     found_in, found_class, found_boxes = columns(sorted(detections, key=lambda d: -d['score']))
     true_in, true_class, true_boxes = columns(data.annotations)
     difficult = np.array([bool(a.get('ignore') or a['iscrowd']) for a in data.annotations])
+    if difficult.all():
+        raise ValueError(f'{data.name}: all objects are difficult or crowds, so that there is nothing to be found')
     n = len(data.images)
     best, overlap = _best_objects(found_class * n + found_in, found_boxes, true_class * n + true_in, true_boxes)
     w = np.ones((1, n)) if weights is None else np.asarray(weights, float)
     if w.ndim != 2 or w.shape[1] != n:
         raise ValueError(f'weights {w.shape} must be (draws,{n}), a column for each image')
-    ap = np.full((len(IOU_THRESHOLDS), len(class_of), len(w)), np.nan)
+    classes = np.unique(true_class[~difficult])
+    objects = [w[:, true_in[~difficult & (true_class == k)]].sum(1) for k in classes]
+    ap = np.zeros((len(IOU_THRESHOLDS), len(w)))
     for t, threshold in enumerate(IOU_THRESHOLDS):
         right, counts = _right(best, overlap, difficult, threshold)
-        for k in np.unique(true_class[~difficult]):
+        for k, number in zip(classes, objects):
             rows = np.flatnonzero(counts & (found_class == k))
-            objects = w[:, true_in[~difficult & (true_class == k)]].sum(1)
-            ap[t, k] = _average_precision(w[:, found_in[rows]], right[rows], objects, year)
-    means = np.nanmean(ap, 1)  # over classes
-    out = dict(AP=means.mean(0), AP50=means[0], AP75=means[5])
+            ap[t] += _average_precision(w[:, found_in[rows]], right[rows], number, year)
+    with np.errstate(invalid='ignore'):  # a draw without any object
+        ap /= np.greater(objects, 0).sum(0)
+    out = dict(AP=ap.mean(0), AP50=ap[0], AP75=ap[5])
     return out if weights is not None else {k: float(v[0]) for k, v in out.items()}
