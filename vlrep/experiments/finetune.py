@@ -383,7 +383,7 @@ def _transfer_setup(job, source, recipe, old):
         source,
         grid_and_text=None,
         max_len=None,
-        side=source.info['finetune']['side'] if old else source.info['side'],
+        side=getattr(splits['train'], 'size', source.info['side']),
         examples={s: d.digest() for s, d in splits.items()},
         classes=len(labels),
     )

@@ -149,8 +149,8 @@ class TransferTask(Task):
     table: Callable = Lazy()  # (model, examples of each split, plan, folder=, name=, seed=, workers=, dist=, log=) ->
     # rows of the table, and what the report shows; called in each process, writes files of predictions
     steps: Callable = Lazy(None)  # (plan, training examples) -> steps of the optimiser; by default the plan's `steps`
-    capabilities: Callable = Lazy(None)  # (model, labels, plan) -> functions of an opened run, by name; perhaps `view`
-    # and `side`, how `Pretrained` prepares images, if these are not those of the pretrained run
+    capabilities: Callable = Lazy(None)  # (model, labels, plan) -> functions of an opened run, by name; perhaps `view`,
+    # how `Pretrained` prepares images, if not as in pretraining
     figures: Callable = Lazy(None)  # (what `table` gave to show) -> {part of the report: HTML}
 
 
