@@ -208,6 +208,16 @@ def test_the_readme_is_made_of_the_index_notebook(ci):
     assert ci('readme').render(nb) == made
 
 
+def test_the_slowest_notebooks_are_there_and_begin(ci):
+    "In the order of the list; the others follow, the last of the reading order first"
+    notebooks = ci('notebooks')
+    slowest = [notebooks.NBS / f'{name}.ipynb' for name in notebooks.SLOWEST]
+    assert not [path for path in slowest if not path.is_file()]
+    first, last = (notebooks.NBS / name for name in ('core/00_seeding.ipynb', 'training/10_optim.ipynb'))
+    todo = notebooks.slowest_last([slowest[1], first, slowest[0], last])
+    assert [todo.pop() for _ in range(4)] == [*slowest[:2], last, first]
+
+
 # ---------------------------------------------------------------- make robust
 
 
