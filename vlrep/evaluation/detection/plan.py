@@ -6,6 +6,7 @@
 __all__ = ['PLANS', 'DetectionPlan']
 
 # %% ../../../nbs/evaluation/detection/10_plan.ipynb #553bb90f
+from collections.abc import Container
 from dataclasses import dataclass, replace
 
 from ...core.fields import Choice, Float, Fraction, Int, UnitInterval
@@ -27,9 +28,7 @@ class DetectionPlan:
     every: Int(1, 10**8) = 5000  # Steps between checkpoints
     share: Fraction = 1.0  # Part of the training images; a smaller one shortens the schedule
     share_seed: Int(0, 2**31 - 1) = 0  # Which part
-    repeat: UnitInterval = (
-        0.0  # Repeat images of categories that fewer than this part of all images have (LVIS .001)
-    )
+    repeat: UnitInterval = 0.0  # Repeat images of categories that fewer than this part of all images have (LVIS .001)
     sides: tuple = (480, 512, 544, 576, 608, 640, 672, 704, 736, 768, 800)  # Shorter side in training, drawn for each
     side: Int(16, 10**4) = 800  # Shorter side in the test
     max_side: Int(16, 10**4) = 1333  # Longer side at most
@@ -44,16 +43,14 @@ class DetectionPlan:
     precise_bn: Int(0, 10**5) = 200  # Batches from which the statistics of BatchNorm are computed anew in the end
     threshold: UnitInterval = 0.05  # Scores below it are no detections
     detections: Int(1, 10**4) = 100  # Most detections an image
-    metric: Choice('voc2007', 'voc2012', 'coco', 'lvis') = (
-        'voc2007'  # How precision is averaged; of masks coco or lvis
-    )
+    metric: Choice('voc2007', 'voc2012', 'coco', 'lvis') = 'voc2007'  # How precision is averaged; of masks coco or lvis
     part: Choice('test', 'valid', 'both') = 'test'  # On which images the detector is evaluated
     draws: Int(0, 10**5) = 0  # Bootstrap resamples of the test images to keep scores of, to compare runs in pairs
 
     def in_proportion(
         self,
         base: 'DetectionPlan',  # Before its fields were changed
-        changed: 'Container[str]',  # Names of the fields that were given
+        changed: Container[str],  # Names of the fields that were given
     ) -> list:  # Texts `field=value`
         "List the changes of the schedule that follow from another share of the data, or another number of steps"
         steps = self.steps

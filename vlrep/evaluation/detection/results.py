@@ -19,7 +19,7 @@ from torch import Tensor
 from ...core.files import FilePath
 from ...core.progress import progress
 from ...data.evaluation_batches import evaluation_loader, evaluation_processes
-from ...datasets.detection.detection_set import DetectionSet
+from ...datasets.detection.detection_set import DetectionSet, encode_mask
 from ..base import score_row
 from .images import DetectionImages
 from .model import Detector
@@ -32,14 +32,6 @@ from ...reports.figures import cards_html
 from ...reports.run_report import jpeg_uri
 
 # %% ../../../nbs/evaluation/detection/60_results.ipynb #84d1eb0d
-def _encoded(mask):
-    "A mask as COCO's run lengths, which JSON can hold"
-    from pycocotools import mask as coco
-
-    rle = coco.encode(np.asfortranarray(mask))
-    return dict(size=rle['size'], counts=rle['counts'].decode())
-
-
 def _result_rows(data, image, found, hw):
     "The detections of an image as rows of the challenge"
     scale = image['width'] / int(hw[1]), image['height'] / int(hw[0])
@@ -55,7 +47,7 @@ def _result_rows(data, image, found, hw):
         size = image['height'], image['width']
         for row, mask in zip(rows, found['masks']):
             whole = mask if mask.shape[1:] == size else F.interpolate(mask[None], size=size, mode='bilinear')[0]
-            row['segmentation'] = _encoded((whole[0] > 0.5).byte().cpu().numpy())
+            row['segmentation'] = encode_mask((whole[0] > 0.5).cpu().numpy())
     return rows
 
 
@@ -242,9 +234,7 @@ class ObjectFinder:
     def __call__(
         self,
         images: FilePath | Image.Image | np.ndarray | Tensor | list,  # An image, or several
-    ) -> (
-        list
-    ):  # Of each object (label, score, [left, top, right, bottom] in pixels), best first; several: a list each
+    ) -> list:  # Of each object (label, score, [left, top, right, bottom] in pixels), best first; several: a list each
         "Detect the objects in images of any size"
         one = not isinstance(images, (list, tuple))
         found = [self._image(to_image(x)) for x in ([images] if one else images)]

@@ -51,7 +51,7 @@ def read_voc_split(
     split: str,  # As for `read_world_split`
     plan: DetectionPlan,  # As for `read_world_split`
     root: FilePath,  # VOCdevkit
-    options=None,  # Not used
+    options: object = None,  # Not used
     log: Callable = print,  # Not used
     max_corrupt: int | float | str = None,  # How many photos may be absent or damaged
 ) -> DetectionSet | None:
@@ -70,7 +70,7 @@ def read_coco_split(
     split: str,  # As for `read_world_split`
     plan: DetectionPlan,  # As for `read_world_split`
     root: FilePath,  # Holds annotations/, train2017/, val2017/
-    options=None,  # Not used
+    options: object = None,  # Not used
     log: Callable = print,  # Not used
     max_corrupt: int | float | str = None,  # How many photos may be absent
 ) -> DetectionSet | None:
@@ -86,7 +86,7 @@ def read_lvis_split(
     split: str,  # As for `read_world_split`
     plan: DetectionPlan,  # As for `read_world_split`
     root: FilePath,  # Holds train2017/, val2017/, and the files of LVIS, here or in annotations/
-    options=None,  # Not used
+    options: object = None,  # Not used
     log: Callable = print,  # Not used
     max_corrupt: int | float | str = None,  # How many photos may be absent
 ) -> DetectionSet | None:

@@ -14,7 +14,6 @@ import torch
 from fastai.callback.core import CancelValidException
 from fastai.data.core import DataLoaders
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.optim.swa_utils import update_bn
 
 from ...core.seeding import seed_of
 from ...data.loader import StatefulLoader
@@ -50,29 +49,20 @@ def recompute_batch_norm(
 ) -> None:
     "Compute the statistics of all trained BatchNorms anew, as means over the batches"
     dist = current_dist()
-    fixed = [(m, m.momentum) for m in model.modules() if isinstance(m, _BatchNorm) and not m.training]
-    before = {k: b.clone() for k, b in model.named_buffers()}
+    model.train()
+    trained = [(m, m.momentum) for m in model.modules() if isinstance(m, _BatchNorm) and m.training]
+    for m, _ in trained:
+        m.reset_running_stats()
+        m.momentum = None  # a mean of all batches
     device = next(model.parameters()).device
-    with torch.random.fork_rng(devices=[device] if device.type == 'cuda' else []):
+    with torch.no_grad(), torch.random.fork_rng(devices=[device] if device.type == 'cuda' else []):
         torch.manual_seed(seed_of(seed, 'batch norm', dist.rank))
-        update_bn((batch for batch, _ in batches), _AlwaysTraining(model))
-    kept = {id(b) for m, _ in fixed for b in m.buffers()}
-    for k, b in model.named_buffers():
-        if id(b) in kept:
-            b.copy_(before[k])  # frozen ones stay as they are
-        elif b.is_floating_point():
-            b.copy_(dist.sum(b) / dist.world_size)
-
-
-class _AlwaysTraining(torch.nn.Module):
-    "A detector whose frozen BatchNorms stay in evaluation mode, whatever the mode"
-
-    def __init__(self, model):
-        super().__init__()
-        self.model = model
-
-    def forward(self, batch):
-        return self.model(batch)
+        for batch, _ in batches:
+            model(batch)
+    for m, momentum in trained:
+        m.momentum = momentum
+        for statistic in (m.running_mean, m.running_var):
+            statistic.copy_(dist.sum(statistic) / dist.world_size)
 
 
 class LastCheckpoint(Checkpointer):

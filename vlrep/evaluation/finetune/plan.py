@@ -6,7 +6,7 @@
 __all__ = ['PLANS', 'TASKS', 'FinetunePlan', 'TaskSource', 'Task', 'FinetuneTask', 'TransferTask']
 
 # %% ../../../nbs/evaluation/finetune/10_plan.ipynb #b65c87ac
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 
 from ...core.fields import Choice, Float, Int, UnitInterval
@@ -43,7 +43,7 @@ class FinetunePlan:
     def in_proportion(
         self,
         base: 'FinetunePlan',  # Before its fields were changed
-        changed: 'Container[str]',  # Names of the fields that were given
+        changed: Container[str],  # Names of the fields that were given
     ) -> list:  # Texts `field=value`
         "List the changes of the schedule that follow from another number of steps"
         out = []
