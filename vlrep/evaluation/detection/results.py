@@ -88,7 +88,9 @@ def _precision(data, rows, plan, kind):
 
 def _table_row(question, metric, name, n, value, drawn, keep):
     "A row of the table, with an interval of the draws if there are any, of which `keep` are kept"
-    low, high = np.nanpercentile(drawn, (2.5, 97.5)) if len(drawn) else (value, value)
+    # quantiles would be biased: images that are drawn twice make a category look easier than it is
+    half = 1.96 * np.nanstd(drawn) if len(drawn) else 0
+    low, high = max(0, value - half), min(1, value + half)
     row = score_row(question, metric, name, n, chance=0, value=value, low=low, high=high)
     if not len(drawn):
         row['interval'] = False
