@@ -34,6 +34,7 @@ from .sgd_probe import ICMLM_PROBE, MCT_PROBE, MOCO_PROBE, VIRTEX2_PROBE, VIRTEX
 from .svm import COSTS, random_costs
 from .transfer import world_table
 from .voc07 import voc07
+from ..models.timm_torchvision import VGGLayer
 
 # %% ../../nbs/evaluation/70_evaluate.ipynb #30de29bd
 def evaluate_captions(
@@ -58,13 +59,14 @@ def evaluate_voc07(
     spec: str = 'v2',  # v1, v2, loctex or icmlm, see `VOC_SPECS`
     ap: str = 'sklearn',  # sklearn or interpolated
     search: int = 0,  # Try so many random costs
+    layer: int = 0,  # Features after this convolution of a VGG, see `VGGLayer`; 0: the last ones
 ) -> list:  # Rows
     "Evaluate frozen features by the VOC07 protocol"
 
     def read(part):
         return read_voc(context.root, part, size=2 * context.model.view.size, max_corrupt=context.max_corrupt)
 
-    return _svm_rows(context, read, ('trainval', 'test'), spec, ap, search)
+    return _svm_rows(context, read, ('trainval', 'test'), spec, ap, search=search, layer=layer)
 
 
 def evaluate_coco(
@@ -72,6 +74,7 @@ def evaluate_coco(
     spec: str = 'v2',  # As for `evaluate_voc07`; ICMLM's Table 4 has icmlm, with 40 random costs
     ap: str = 'sklearn',  # sklearn or interpolated
     search: int = 0,  # Try so many random costs
+    layer: int = 0,  # As for `evaluate_voc07`
 ) -> list:  # Rows
     "Evaluate frozen features by the same protocol on the objects of COCO: 80 classes, trained on train2017"
 
@@ -82,16 +85,21 @@ def evaluate_coco(
         present = np.where(photos.labels['objects'] > 0, 1, -1)
         return photos.annotate(dict(present=present), dict(present=photos.names['objects']))
 
-    return _svm_rows(context, read, ('train2017', 'val2017'), spec, ap, search)
+    return _svm_rows(context, read, ('train2017', 'val2017'), spec, ap, search=search, layer=layer)
 
 
-def _svm_rows(context, read, parts, spec, ap, search):
+def _backbone(context, layer):
+    "Return the backbone of the model, or a part of it as one"
+    return VGGLayer(context.model.backbone, layer) if layer else context.model.backbone
+
+
+def _svm_rows(context, read, parts, spec, ap, *, search, layer):
     "Fit support vector machines to the first part, and measure them on the second"
-    m = context.model
+    backbone = _backbone(context, layer)
     with logged_warnings(context.log):
         train, test = (readable(read(part), context.log, context.max_corrupt) for part in parts)
     costs = random_costs(search, context.seed) if search else COSTS
-    return voc07(m.backbone, train, test, spec, m.view.size, ap=ap, costs=costs, name=context.method)
+    return voc07(backbone, train, test, spec, context.model.view.size, ap=ap, costs=costs, name=context.method)
 
 
 PROBES = dict(virtex=VIRTEX_PROBE, virtex2=VIRTEX2_PROBE, moco=MOCO_PROBE, mct=MCT_PROBE, icmlm=ICMLM_PROBE)
@@ -131,9 +139,11 @@ def evaluate_folder(
     layout: str = 'folders',  # One of `LAYOUTS`
     share: float = 1.0,  # Part of each class that is trained on
     search: int = 0,  # Try so many random pairs of learning rate and weight decay, instead of those of the probe
+    layer: int = 0,  # As for `evaluate_voc07`
 ) -> list:  # Rows, with `share`
     "Classify photos by a softmax probe trained as in a paper, and by nearest neighbours; test on the validation photos"
     m = context.model
+    backbone = _backbone(context, layer)
     with logged_warnings(context.log):
         parts = LAYOUTS[layout](Path(context.root), 2 * m.view.size, context.max_corrupt)
     train, test = (readable(d, context.log, context.max_corrupt) for d in parts)
@@ -142,8 +152,8 @@ def evaluate_folder(
     folder = context.run and context.run.path
     recipe = PROBES[probe].searched(search, context.seed) if search else PROBES[probe]
     rows = [
-        softmax_probe(m.backbone, train, test, 'label', recipe, folder=folder, **how),
-        *knn_probe(m.backbone, train, test, 'label', (1, 20), **how),
+        softmax_probe(backbone, train, test, 'label', recipe, folder=folder, **how),
+        *knn_probe(backbone, train, test, 'label', (1, 20), **how),
     ]
     return [dict(row, share=share) for row in rows]
 

@@ -20,7 +20,13 @@ _search = Option(
     'for voc07, coco and folder: try N random costs (ICMLM: 40), or pairs of rate and decay (ICMLM: 25)',
     bounds=Between(0, 10_000),
 )
+_layer = Option(
+    0,
+    'for voc07, coco and folder: features after this convolution of VGG16 (ICMLM: 11, 12 or 13), not the last ones',
+    bounds=Between(0, 16),
+)
 _SVM = dict(
+    layer=_layer,
     spec=Option('v2', 'for voc07 and coco: the protocol of a paper', ('v1', 'v2', 'loctex', 'icmlm')),
     ap=Option('sklearn', 'for voc07 and coco: how precision is averaged', ('sklearn', 'interpolated')),
     search=_search,
@@ -90,6 +96,7 @@ EVALUATIONS.add(
                 'virtex2', 'for folder: the softmax probe of a paper', ('virtex', 'virtex2', 'moco', 'mct', 'icmlm')
             ),
             search=_search,
+            layer=_layer,
             share=Option(1.0, 'for folder: part of each class that is trained on', bounds=Between(0, 1, above=True)),
             layout=Option(
                 'folders',
