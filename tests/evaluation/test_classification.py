@@ -17,6 +17,7 @@ import vlrep
 from vlrep.core.testing import check_learning
 from vlrep.datasets.image_folder import write_folder
 from vlrep.datasets.world.dataset import world
+from vlrep.datasets.world.primitives import SETTINGS
 from vlrep.datasets.world.task_options import WorldTaskOptions
 from vlrep.evaluation.classification.images import read_world_classes
 from vlrep.evaluation.classification.results import accuracy_rows, likeliest_classes
@@ -228,13 +229,18 @@ def trained(net, splits, plan, seed=0, precision='fp32'):
     return row['value'], row['chance']
 
 
+def places(split, n):
+    "Scenes with the place that they show as their class: easier to learn than the largest thing"
+    scenes = world(split, n, size=32)
+    return scenes.annotate(dict(label=scenes.labels['setting']), dict(label=list(SETTINGS)))
+
+
 def learns(seed=0, precision='fp32'):
-    "From random weights, three epochs of small scenes are enough to know some of the largest things"
-    options = WorldTaskOptions(scenes=1200, valid=50, test=500)
-    plan = replace(CLASSIFICATION_PLANS['world'], epochs=4, drops=(3,), size=32, resize=32, lr=0.2)
-    splits = {s: read_world_classes(s, plan, options=options) for s in ('train', 'valid', 'test')}
+    "From random weights, four epochs of a few hundred scenes are enough to know most places"
+    plan = replace(CLASSIFICATION_PLANS['world'], epochs=4, drops=(3,), size=32, resize=32, bs=32)
+    splits = dict(train=places('train', 500), valid=places('valid', 50), test=places('test', 400))
     value, chance = trained(make_backbone(10, 8, seed=seed), splits, plan, seed, precision)
-    check_learning('classification: top-1 above chance', value - chance, 2)
+    check_learning('classification: top-1 above chance', value - chance, 15)
 
 
 def test_a_classifier_learns():

@@ -15,6 +15,23 @@ _ask = 'vlrep.evaluation.evaluate:'
 _measure = 'vlrep.evaluation.after_training:'
 _shift = frozenset({'domain_shift'})
 
+_search = Option(
+    0,
+    'for voc07, coco and folder: try N random costs (ICMLM: 40), or pairs of rate and decay (ICMLM: 25)',
+    bounds=Between(0, 10_000),
+)
+_layer = Option(
+    0,
+    'for voc07, coco and folder: features after this convolution of VGG16 (ICMLM: 11, 12 or 13), not the last ones',
+    bounds=Between(0, 16),
+)
+_SVM = dict(
+    layer=_layer,
+    spec=Option('v2', 'for voc07 and coco: the protocol of a paper', ('v1', 'v2', 'loctex', 'icmlm')),
+    ap=Option('sklearn', 'for voc07 and coco: how precision is averaged', ('sklearn', 'interpolated')),
+    search=_search,
+)
+
 EVALUATIONS.add(
     Evaluation(
         'world',
@@ -56,11 +73,17 @@ EVALUATIONS.add(
         'voc07',
         'support vector machines on VOC07',
         _ask + 'evaluate_voc07',
-        dict(
-            spec=Option('v2', 'for voc07: the protocol of a paper', ('v1', 'v2', 'loctex', 'icmlm')),
-            ap=Option('sklearn', 'for voc07: how precision is averaged', ('sklearn', 'interpolated')),
-        ),
+        _SVM,
         root_help='the folder VOCdevkit/VOC2007',
+    )
+)
+EVALUATIONS.add(
+    Evaluation(
+        'coco',
+        'support vector machines on the objects of COCO',
+        _ask + 'evaluate_coco',
+        _SVM,
+        root_help='the folder that holds annotations/, train2017/ and val2017/ of COCO',
     )
 )
 EVALUATIONS.add(
@@ -69,7 +92,11 @@ EVALUATIONS.add(
         'a softmax probe and nearest neighbours on photos with a class each, such as ImageNet',
         _ask + 'evaluate_folder',
         dict(
-            probe=Option('virtex2', 'for folder: the softmax probe of a paper', ('virtex', 'virtex2', 'moco', 'mct')),
+            probe=Option(
+                'virtex2', 'for folder: the softmax probe of a paper', ('virtex', 'virtex2', 'moco', 'mct', 'icmlm')
+            ),
+            search=_search,
+            layer=_layer,
             share=Option(1.0, 'for folder: part of each class that is trained on', bounds=Between(0, 1, above=True)),
             layout=Option(
                 'folders',

@@ -15,7 +15,7 @@ from torch import nn
 
 from ..data.records import ImageTextDataset
 from ..data.transforms import EvalTransform
-from .svm import fit_svms
+from .svm import COSTS, fit_svms
 from .transfer import statistic_row
 from ..metrics.ranking import average_precision
 from ..models.features import features
@@ -92,6 +92,7 @@ def voc07(
     size: int = None,  # Side of the views, for networks trained at a size other than 224 pixels
     *,
     ap: str = 'sklearn',  # Average precision that is reported: `sklearn` or `interpolated`
+    costs: tuple = COSTS,  # That are tried
     name: str = 'backbone',  # Of the backbone, in the rows
     seed: int = 0,  # Of the bootstrap
     draws: int = 500,  # Number of bootstrap resamples of the test photos
@@ -111,7 +112,7 @@ def voc07(
     spec = spec.at(size) if size else spec
     how = dict(view=spec.transform(), pools=(spec.pool,))
     f, ft = (F.normalize(features(backbone, s, **how)[spec.pool], dim=1) for s in (train, test))
-    svms = fit_svms(f, y[:, usable])
+    svms = fit_svms(f, y[:, usable], costs)
     s = svms(ft).double().numpy()
     yt = yt[:, usable]
     results = {}

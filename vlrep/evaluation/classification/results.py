@@ -6,7 +6,7 @@
 __all__ = ['likeliest_classes', 'accuracy_rows', 'confused_classes', 'classification_table', 'classification_figures',
            'classifier_functions']
 
-# %% ../../../nbs/evaluation/classification/40_results.ipynb #1b171c57
+# %% ../../../nbs/evaluation/classification/40_results.ipynb #e8709fa8
 import json
 from collections import Counter
 from collections.abc import Callable
@@ -33,7 +33,7 @@ from ...reports.figures import cards_html, table_html
 from ...reports.run_report import jpeg_uri
 from ...training.distributed import Dist
 
-# %% ../../../nbs/evaluation/classification/40_results.ipynb #ad88f9ab
+# %% ../../../nbs/evaluation/classification/40_results.ipynb #62126e7f
 _BEST = 5  # Classes that are kept of each image
 
 
@@ -56,7 +56,7 @@ def likeliest_classes(
         found = list(computed_batches(loader, best))
     return tuple(torch.cat([batch[name] for batch in found]).cpu().numpy() for name in ('k', 'p'))
 
-# %% ../../../nbs/evaluation/classification/40_results.ipynb #c06a871d
+# %% ../../../nbs/evaluation/classification/40_results.ipynb #958dc949
 def _mean_per_class(right, labels, classes):
     "Make the statistic, as for `bootstrap_interval`, that is the mean of the accuracies of the classes that are drawn"
     rows = np.arange(len(labels))
@@ -99,7 +99,7 @@ def accuracy_rows(
     per_class = _mean_per_class(right[:, 0].astype(float), labels, classes)
     return [*rows, row('mean per class', 1 / len(np.unique(labels)), per_class)]
 
-# %% ../../../nbs/evaluation/classification/40_results.ipynb #50615389
+# %% ../../../nbs/evaluation/classification/40_results.ipynb #8607b67e
 def _write_predictions(path, images, best, p):
     "Write a line of JSON for each image: `id`, `label`, and `best`: pairs of a class and its probability"
     names = images.class_names
@@ -186,7 +186,7 @@ def classification_figures(
     caption = 'Pairs of classes that are confused most often: how many images of the first are taken for the second.'
     return {'Confused classes': table_html(shown['confused'], caption), 'Examples': cards_html(shown['examples'])}
 
-# %% ../../../nbs/evaluation/classification/40_results.ipynb #0c0c9ee8
+# %% ../../../nbs/evaluation/classification/40_results.ipynb #e24f4cb4
 def classifier_functions(
     model: ImageClassifier,  # Trained
     labels: list,  # Names of the classes

@@ -5,14 +5,14 @@
 # %% auto #0
 __all__ = ['CLASSIFICATION_PLANS', 'ClassificationPlan']
 
-# %% ../../../nbs/evaluation/classification/10_tasks.ipynb #684ece13
+# %% ../../../nbs/evaluation/classification/10_tasks.ipynb #ff37479d
 from dataclasses import dataclass
 
 from ...core.fields import Float, Fraction, Int, UnitInterval
 from ...datasets.world.task_options import WorldTaskOptions
 from ..finetune.plan import TASKS, TaskSource, TransferTask
 
-# %% ../../../nbs/evaluation/classification/10_tasks.ipynb #d32661ff
+# %% ../../../nbs/evaluation/classification/10_tasks.ipynb #05a8ca40
 @dataclass(frozen=True)
 class ClassificationPlan:
     "The hyperparameters of fine-tuning a classifier of images"
@@ -75,7 +75,7 @@ CLASSIFICATION_PLANS = dict(
     world=ClassificationPlan(epochs=10, bs=64, lr=0.1, drops=(8,), warmup=1.0, scale=0.3, size=48, resize=48),
 )
 
-# %% ../../../nbs/evaluation/classification/10_tasks.ipynb #a6f26b52
+# %% ../../../nbs/evaluation/classification/10_tasks.ipynb #74503a68
 _here = 'vlrep.evaluation.classification.'
 
 
