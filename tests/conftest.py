@@ -60,6 +60,16 @@ def source():
     return narrated('train', 96), narrated('valid', 32)
 
 
+@pytest.fixture(scope='module')
+def few_regions():
+    "Learners of fusion models measure the scale of regions: of 32 images instead of 512, as evenly spread"
+    from vlrep.models.region_cache import region_sample
+
+    with pytest.MonkeyPatch.context() as m:
+        m.setitem(region_sample.__kwdefaults__, 'max_images', 32)
+        yield
+
+
 @pytest.fixture
 def quick(monkeypatch):
     "What comes after training, made short: these tests look at what is written, not at the numbers"

@@ -14,7 +14,7 @@ import pytest
 import torch
 from PIL import Image
 from run_folders import build
-from tools import NET, PHOTOS, ROOT, SIZES, WORLD, command, refused, run, sets
+from tools import MODULE, NET, PHOTOS, ROOT, SIZES, WORLD, command, refused, run, sets
 
 import vlrep
 import vlrep.experiments.pretrain as pretraining
@@ -39,11 +39,10 @@ FILES = {'recipe.json', 'tokenizer.model', 'log.csv', 'steps', 'best', 'result.j
 
 @pytest.fixture(scope='session')
 def on_world(tmp_path_factory):
-    "A tiny run on the world, by the module's spelling and the default folder"
+    "A tiny run on the world, by the module's spelling and the default folder; `on_photos` begins with a real process"
     cwd = tmp_path_factory.mktemp('world')
-    return run(
-        [*command('pretrain', True), '--threads', 1, '--seed', 3, *sets(WORLD)], cwd
-    ), cwd / 'runs' / 'world-virtex-1'
+    words = ['pretrain', '--threads', 1, '--seed', 3, *sets(WORLD)]
+    return forked.run(MODULE, words, cwd), cwd / 'runs' / 'world-virtex-1'
 
 
 @pytest.fixture(scope='session')
@@ -52,7 +51,7 @@ def on_photos(tmp_path_factory):
     out = tmp_path_factory.mktemp('photos') / 'out'
     return run(
         [
-            *command('pretrain', False),
+            *command('pretrain'),
             '--data',
             'flickr8k',
             '--root',

@@ -29,9 +29,10 @@ from vlrep.experiments.resolve_options import tiny_changes
 from vlrep.experiments.splits import open_splits
 from vlrep.methods.base import METHODS, Method
 from vlrep.methods.learner import make_learner
-from vlrep.models.region_cache import region_sample
 from vlrep.training.learner import GlobalMeanLoss
 from vlrep.training.run_folder import Run, open_run_folder
+
+pytestmark = pytest.mark.usefixtures('few_regions')
 
 TASKS = {m: src for m, src in MODULES.items() if re.fullmatch(r'vlrep\.methods\.\w+\.method', m)}
 
@@ -99,14 +100,6 @@ def test_methods_are_what_their_folders_hold():
 
 
 # ---------------------------------------------------------------- one tiny training of each
-
-
-@pytest.fixture(scope='module', autouse=True)
-def few_regions():
-    "Learners of fusion models measure the scale of regions: of 32 images instead of 512, as evenly spread"
-    with pytest.MonkeyPatch.context() as m:
-        m.setitem(region_sample.__kwdefaults__, 'max_images', 32)
-        yield
 
 
 @pytest.fixture(scope='module', params=METHODS)
@@ -327,7 +320,7 @@ def two_steps(changes):
         precision='fp32',
         log=lambda s: None,
     )
-    return learn.train_state.mean(), float(learn.validate()[0])
+    return learn.train_state.mean(), float(learn.recorder.values[-1][1])
 
 
 @pytest.fixture(scope='module')

@@ -138,21 +138,20 @@ def sets(changes):
     return [w for c in changes for w in ('--set', c)]
 
 
-def command(name, module=True):
-    "A command in one of its two spellings: as a module, or as the script that installing makes"
-    if module:
-        return [sys.executable, '-m', 'vlrep.cli', name]
+def command(name):
+    "A command as it is typed: of the script that installing makes"
     script = Path(sys.executable).parent / 'vlrep'
     call = [str(script)] if script.exists() else [sys.executable, '-c', 'from vlrep.cli import main; main()']
     return [*call, name]
 
 
+# the other spelling, `python -m vlrep.cli NAME`, for a fork
 MODULE = "import runpy; runpy.run_module('vlrep.cli', run_name='__main__', alter_sys=True)"
 
 
 def both_spellings(name, words, folders):
     "What became of a command: as the script that installing makes, in a process of its own; as a module, in a fork"
-    return [run([*command(name, False), *words], folders[0]), forked.run(MODULE, [name, *words], folders[1])]
+    return [run([*command(name), *words], folders[0]), forked.run(MODULE, [name, *words], folders[1])]
 
 
 def run(words, cwd):
