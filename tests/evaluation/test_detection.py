@@ -25,10 +25,12 @@ from vlrep.evaluation.detection.world import world_detection
 from vlrep.experiments.finetune import finetune
 from vlrep.experiments.pretrain import resume_run
 from vlrep.experiments.spec import Runtime, finetune_spec
+from vlrep.studies.plan import read_study, task_plan
+from vlrep.studies.tasks import task_line
 from vlrep.training.interrupts import TrainingInterrupted
 from vlrep.training.run_folder import open_run_folder
 
-SIZES = ['train=12', 'valid=4', 'test=5', 'size=64']
+SIZES = ['scenes=12', 'valid=4', 'test=5', 'size=64']
 PLAN = ['steps=6', 'bs=4', 'every=3', 'warmup=2', 'drops=5', 'sides=48,64', 'side=64', 'precise_bn=2', 'threshold=0']
 
 
@@ -156,7 +158,7 @@ def test_every_collection_is_trained_on_in_its_own_layout(body, folders, tmp_pat
 
 
 def test_a_share_of_the_data_shortens_the_schedule(body):
-    plan = finetune_spec(body, 'detection', ['share=.5', 'train=40']).plan
+    plan = finetune_spec(body, 'detection', ['share=.5', 'scenes=40']).plan
     base = PLANS['world']
     assert (plan.steps, plan.warmup, plan.drops) == (
         base.steps // 2,
@@ -215,6 +217,44 @@ def test_images_larger_than_the_limit_are_made_smaller_and_their_boxes_come_back
         mask = instance_mask(row | dict(id=0), data.images[0])
         whole = instance_mask(a, data.images[0])
         assert mask.shape == whole.shape and (mask & whole).sum() > 0.5 * (mask | whole).sum()
+
+
+def test_detection_is_a_question_of_studies(body, tmp_path):
+    "Scores of the test under the draws of the study, and that of the validation scenes, which chooses a rate"
+    text = f"""
+name = 'boxes'
+seeds = [0, 1]
+[data]
+draws = 20
+[finetune]
+tasks = ['detection']
+modes = ['full']
+changes = {{{', '.join(p.replace('=48,64', '=[48, 64]').replace('drops=5', 'drops=[5]') for p in (*PLAN, *SIZES))}}}
+grid = [{{lr = 0.01}}, {{lr = 0.02}}]
+[[variants]]
+name = 'a'
+method = 'virtex'
+[[variants]]
+name = 'b'
+method = 'clip'
+[[comparisons]]
+id = 'T'
+text = 'any'
+treatment = 'a'
+control = 'b'
+table = 'full'
+question = 'detection'
+"""
+    (tmp_path / 'study.toml').write_text(text)
+    study = read_study(tmp_path / 'study.toml')
+    changes = task_plan(study, 'detection', 'full', {}, draws=20)[2]
+    folder = finetune(finetune_spec(body, 'detection', changes), out=tmp_path / 'run', log=quiet)
+    line = task_line(study, dict(folder=str(folder), source=str(body), task='detection', mode='full'))
+    rows = {r['question']: r for r in line['numbers']['full']}
+    assert set(rows) == {'detection', 'detection, AP50', 'detection, AP75'}
+    assert len(rows['detection']['draws']) == 20 and 'drift' not in line['numbers']
+    table = open_run_folder(folder).results()[0]['numbers']['table']
+    assert line['numbers']['validation'] == next(r['value'] for r in table if r['question'] == 'detection valid')
 
 
 # ---------------------------------------------------------------- several processes

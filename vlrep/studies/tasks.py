@@ -81,9 +81,10 @@ def task_line(
     rows = [r for row in line['numbers']['table'] if (r := _question(row, task))]
     who = ', '.join([line['method'], *MODES[mode]])  # as `finetune` calls it; here the mode is the table
     rows = [r | dict(backbone=line['method']) if r['backbone'] == who else r for r in rows]
-    scores = [v for *_, v in line['numbers']['history'] if v is not None]
-    numbers = {mode: rows, 'validation': round(100 * max(scores), 3)}
-    if mode == 'full' and not run.info['finetune']['grid_and_text']:
+    scores = [100 * v for *_, v in line['numbers']['history'] if v is not None]
+    scores += [r['value'] for r in line['numbers']['table'] if r['question'] == f'{task} valid']
+    numbers = {mode: rows, 'validation': round(max(scores), 3)}
+    if mode == 'full' and run.info['finetune']['grid_and_text'] is False:
         before = open_run_folder(job['source']).weights('best')
         turned = np.mean([r['angle'] for r in weight_drift(before, run.weights('best'))])
         numbers['drift'] = [constant_row(task, 'percent of half a turn', line['method'], round(100 * turned, 4))]

@@ -24,7 +24,7 @@ class WorldTaskOptions:
 class WorldDetectionOptions:
     "Options of detection on the world: how many scenes its parts have, and their size"
 
-    train: Int(4, 10**7) = 1000  # Scenes to learn from
-    valid: Int(4, 10**6) = 200  # Held out: they choose the checkpoint
+    scenes: Int(4, 10**7) = 1000  # To learn from
+    valid: Int(4, 10**6) = 200  # Held out, such as to choose a learning rate
     test: Int(4, 10**6) = 500  # Scenes that are reported
     size: Int(32, 1024) = 96  # Side of the scenes in pixels

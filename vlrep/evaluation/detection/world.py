@@ -71,7 +71,8 @@ def world_detection(
     if split not in RANGES:
         raise did_you_mean('split', split, RANGES)
     side = options.size
-    scenes = world(split, getattr(options, split), side, with_='masks')
+    number = options.scenes if split == 'train' else getattr(options, split)
+    scenes = world(split, number, side, with_='masks')
     category_id = {c: k for k, c in enumerate(sorted(CATEGORIES), 1)}
     images = []
     annotations = []
