@@ -106,7 +106,7 @@ def test_the_tutorial_on_own_data_runs_as_pasted(tmp_path):
     "A tutorial in one paste: photos of one's own, from a table to captions"
     code = '\n'.join(visible(json.loads((ROOT / 'nbs' / 'tutorials' / 'own_data.ipynb').read_text(encoding='utf-8'))))
     fall = "check_learning('own photos: fall of the held-out loss after the first pass', losses[0] - losses[-1], 0.5)\n"
-    got = paste(shorter(code, ('steps=160, warmup=16', 'steps=24, warmup=2'), (fall, '')), tmp_path)
+    got = paste(shorter(code, ('steps=90, warmup=9', 'steps=24, warmup=2'), (fall, '')), tmp_path)
     assert got.returncode == 0, got.stderr[-2000:]
     assert 'photos with' in got.stdout
     assert not list(tmp_path.iterdir())  # and leaves nothing behind
