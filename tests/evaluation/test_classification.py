@@ -31,7 +31,7 @@ from vlrep.models.backbones import make_backbone
 from vlrep.training.interrupts import TrainingInterrupted
 from vlrep.training.run_folder import open_run_folder
 
-FEW = ['epochs=3', 'drops=2', 'warmup=0.5', 'bs=8', 'size=32', 'scenes=24', 'valid=10', 'test=12']
+FEW = ['epochs=3', 'drops=2', 'warmup=0.5', 'bs=8', 'size=40', 'scenes=24', 'valid=10', 'test=12']
 
 
 @pytest.fixture(scope='module')
@@ -98,7 +98,7 @@ def test_all_of_the_backbone_is_trained(body, tuned):
 
 
 def test_an_opened_run_classifies(tuned):
-    scenes = world('test', 12, size=32)
+    scenes = world('test', 12, size=40)
     m = vlrep.load(tuned)
     got = m.classify([s.image for s in scenes])
     lines = [json.loads(l) for l in (Path(tuned) / 'predictions-test.jsonl').read_text().splitlines()]
@@ -278,7 +278,7 @@ def test_options_that_are_wrong_are_named(body, capsys, words, what):
 
 # ---------------------------------------------------------------- several processes
 
-PLAN = dict(epochs=3, drops=2, bs=8, size=32, scenes=19, valid=7, test=6, sync_bn=None, jitter=0.2)
+PLAN = dict(epochs=3, drops=2, bs=8, size=32, scenes=19, valid=41, test=6, sync_bn=None, jitter=0.2)
 WORDS = ['--task', 'classification', '--threads', '1', '--precision', 'fp32', '--save-every', '1']
 WORDS += [w for k, v in PLAN.items() for w in ([f'--{k.replace("_", "-")}'] if v is None else [f'--{k}', str(v)])]
 
@@ -306,6 +306,7 @@ def test_two_processes_equal_one(done):
     one, two = (open_run_folder(cwd / name) for name in ('one', 'two'))
     for a, b in zip(one.results()[0]['numbers']['history'], two.results()[0]['numbers']['history'], strict=True):
         assert b == pytest.approx(a, rel=1e-3)
+    assert min(h[2] for h in one.results()[0]['numbers']['history']) > 0  # what is 0 shows no lost part
     a, b = (run.weights('last') for run in (one, two))
     assert a.keys() == b.keys() and max(float((a[k].float() - b[k].float()).abs().max()) for k in a) < 2e-3
     assert [r['train_loss'] for r in rows(cwd / 'one')] == pytest.approx(
