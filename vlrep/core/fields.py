@@ -151,6 +151,7 @@ def _fits(value, kind):
 
 def check_fields(
     obj: object,  # An instance of a dataclass, such as a recipe
+    together: bool = True,  # Call its method `check`, too, which checks fields together?
 ) -> object:  # The same
     "Check that every field of `obj` has an allowed value; a `ValueError` names the first that does not"
     rules = field_rules(type(obj))
@@ -165,7 +166,7 @@ def check_fields(
             rule = Between(-(2**53), 2**53)
         if rule and (problem := rule.problem(f.name, value)):
             raise ValueError(problem)
-    if hasattr(obj, 'check'):
+    if together and hasattr(obj, 'check'):
         obj.check()
     return obj
 

@@ -200,7 +200,8 @@ class FinetuneSpec:
         own = {row[0] for row in field_rows(self.options)} if self.options else set()
         sizes = [c for c in changes if c.partition('=')[0].strip() in own]
         rest = [c for c in changes if c not in sizes]
-        rest += override(base, rest).in_proportion(base, {c.partition('=')[0].strip() for c in rest})
+        plan = check_fields(override(base, rest), together=False)
+        rest += plan.in_proportion(base, {c.partition('=')[0].strip() for c in rest})
         options = self.options and check_fields(override(self.options, sizes))
         return replace(self, plan=check_fields(override(base, rest)), options=options, **given)
 
