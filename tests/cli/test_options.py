@@ -13,7 +13,7 @@ from tools import ENV, WORLD, few_photos, refused
 from vlrep.core.fields import check_fields, rule_of
 from vlrep.datasets.base import DATASETS
 from vlrep.evaluation.base import EVALUATIONS
-from vlrep.evaluation.finetune.plan import PLANS, TASKS, FinetunePlan
+from vlrep.evaluation.finetune.plan import TASKS, FinetunePlan
 from vlrep.experiments.baselines import train_on
 from vlrep.experiments.config import get_recipe
 from vlrep.experiments.resolve_options import resolve_options, tiny_changes
@@ -70,6 +70,7 @@ def odd(kind):
         float: ['0', '-1', 'nan', 'inf', '-inf', '1e300', 'many', ''],
         bool: ['2', 'maybe', 'nan', '-1', ''],
         str: ['0', '-1', 'nan', 'inf', '1e300', 'foo', ''],
+        tuple: ['0', '-1', 'nan', 'many'],
     }[kind]
 
 
@@ -142,7 +143,7 @@ SIZES = {type(s.options) for t in TASKS.values() for s in t.sources.values() if 
 def test_every_field_of_fine_tuning_is_refused_by_name_or_within_bounds(task):
     "Those of the plan and of the sizes: refused by name, or within the bounds that are written beside it"
     source = TASKS[task].source('world')
-    for part in (PLANS[source.plan], source.options):
+    for part in (TASKS[task].plan('world'), source.options):
         for f in dataclasses.fields(part):
             for text in odd(typing.get_type_hints(type(part))[f.name]):
                 try:
@@ -161,7 +162,7 @@ NUMBERS = [(e, k, o) for e, x in EVALUATIONS.items() for k, o in x.options.items
 def test_every_number_of_every_evaluation_is_checked_before_the_run_is_opened(on, name, option, capsys):
     "Before the run is opened"
     assert option.bounds and option.bounds.low <= option.default <= option.bounds.high
-    for text in odd(type(option.default)):
+    for text in odd(type(option.default))[option.bounds.problem(name, 0) == '' :]:  # 0 comes first, where it is odd
         assert f'--{name}' in refused(capsys, 'evaluate', 'nowhere', '--on', on, f'--{name}={text}'), text
     words = ['evaluate', 'nowhere', '--on', on, f'--{name}={option.default}']
     root = ['--root', '.'] if EVALUATIONS[on].root_help else []

@@ -43,7 +43,7 @@ class FinetunePlan:
     def in_proportion(
         self,
         base: 'FinetunePlan',  # Before its fields were changed
-        changed: 'Container[str]',  # Names of the fields that were given
+        changed: set,  # Names of the fields that were given
     ) -> list:  # Texts `field=value`
         "List the changes of the schedule that follow from another number of steps"
         out = []
