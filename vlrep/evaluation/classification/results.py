@@ -134,14 +134,14 @@ def _examples(images, best, p, seed):
     right = best[order, 0] == labels[order]
     cards = []
     for i in [*order[~right][:5], *order[right][:5]]:
-        told = names[best[i, 0]]
+        named = names[best[i, 0]]
         ok = best[i, 0] == labels[i]
         cards.append(
             dict(
                 image=jpeg_uri(images[int(i)].load()),
-                caption=f'{told}, {100 * p[i, 0]:.0f} %',
-                right=[told] if ok else [],
-                wrong=[] if ok else [told],
+                caption=f'{named}, {100 * p[i, 0]:.0f} %',
+                right=[named] if ok else [],
+                wrong=[] if ok else [named],
                 missed=[],
                 reference=names[labels[i]],
             )

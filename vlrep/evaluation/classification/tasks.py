@@ -42,7 +42,7 @@ class ClassificationPlan:
     def in_proportion(
         self,
         base: 'ClassificationPlan',  # Before its fields were changed
-        changed: 'Container[str]',  # Names of the fields that were given
+        changed: set,  # Names of the fields that were given
     ) -> list:  # Texts `field=value`
         "List the changes that follow from another number of epochs or another size of the views"
         k = self.epochs / base.epochs
