@@ -79,8 +79,9 @@ def test_an_opened_detector_finds_what_its_file_says(detector):
 def test_every_layer_of_the_backbone_learns(detector, body):
     was = {k: v for k, v in open_run_folder(body).weights('best').items() if k.startswith('visual.')}
     now = open_run_folder(detector).weights('best')
-    still = [k for k, v in was.items() if torch.equal(v, now[f'net.backbone.{k}']) and not k.endswith('tracked')]
-    assert len(was) > 20 and still == []
+    convolutions = [k for k, v in was.items() if v.ndim == 4]
+    assert len(convolutions) > 8
+    assert [k for k in convolutions if torch.equal(was[k], now[f'net.backbone.{k}'])] == []
 
 
 @pytest.mark.parametrize('model', ['fpn', 'c4'])

@@ -66,7 +66,7 @@ def _question(row, task):
     whole, _, metric = row['question'].partition(', ')
     if whole != f'{task} test':
         return None
-    return row | dict(question=f'{task}, {metric}' if metric not in ('', 'micro F1') else task)
+    return row | dict(question=f'{task}, {metric}' if metric not in ('', 'micro F1', 'top-1') else task)
 
 
 def task_line(

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm  # also those over several processes
 from torchvision.models.detection import FasterRCNN, MaskRCNN
 from torchvision.models.detection.anchor_utils import AnchorGenerator
-from torchvision.models.detection.faster_rcnn import FastRCNNConvFCHead, FastRCNNPredictor
+from torchvision.models.detection.faster_rcnn import FastRCNNPredictor, TwoMLPHead
 from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredictor
 from torchvision.models.detection.rpn import RPNHead
 from torchvision.models.detection.transform import GeneralizedRCNNTransform
@@ -149,18 +149,15 @@ def _pyramid_parts(visual, plan, classes):
     "Grids, anchors and heads of a detector on a pyramid"
     grids = PyramidGrids(visual, plan.width, plan.norm)
     anchors = tuple((plan.anchor * 2**i,) for i in range(_LEVELS))
-    norm = nn.BatchNorm2d if plan.norm else None
-    convolutions = [plan.width] * (4 if plan.norm else 0)
-    fully_connected = [plan.hidden] if plan.norm else [plan.hidden] * 2
     parts = dict(
         box_roi_pool=MultiScaleRoIAlign(grids.names, 7, 0),
-        box_head=FastRCNNConvFCHead((plan.width, 7, 7), convolutions, fully_connected, norm),
+        box_head=TwoMLPHead(plan.width * 7 * 7, plan.hidden),
         box_predictor=FastRCNNPredictor(plan.hidden, classes),
     )
     if plan.masks:
         parts |= dict(
             mask_roi_pool=MultiScaleRoIAlign(grids.names, 14, 0),
-            mask_head=MaskRCNNHeads(plan.width, [plan.width] * 4, 1, norm),
+            mask_head=MaskRCNNHeads(plan.width, [plan.width] * 4, 1),
             mask_predictor=MaskRCNNPredictor(plan.width, plan.width, classes),
         )
     return grids, anchors, parts
@@ -185,6 +182,17 @@ def _c4_parts(visual, plan, classes):
     return grids, anchors, parts
 
 
+def _proposals(plan):
+    "Numbers of proposals before and after those that overlap are left out, as in detectron2"
+    train, test = (2, 1) if plan.model == 'fpn' else (6, 3)  # of a pyramid on each level
+    return dict(
+        rpn_pre_nms_top_n_train=train * plan.proposals,
+        rpn_pre_nms_top_n_test=test * plan.proposals,
+        rpn_post_nms_top_n_train=plan.proposals,
+        rpn_post_nms_top_n_test=plan.proposals if plan.model == 'fpn' else plan.proposals // 2,
+    )
+
+
 class Detector(nn.Module):
     "Faster or Mask R-CNN on a backbone, for batches of `vlrep.evaluation.detection.images`"
 
@@ -202,15 +210,11 @@ class Detector(nn.Module):
             make = _pyramid_parts if plan.model == 'fpn' else _c4_parts
             grids, anchors, parts = make(visual, plan, classes + 1)
             anchor_boxes = AnchorGenerator(anchors, (_RATIOS,) * len(anchors))
-            before = 1 if plan.model == 'fpn' else 6  # proposals on a level before overlapping ones go (detectron2)
             self.net = (MaskRCNN if plan.masks else FasterRCNN)(
                 grids,
                 rpn_anchor_generator=anchor_boxes,
                 rpn_head=RPNHead(grids.out_channels, anchor_boxes.num_anchors_per_location()[0]),
-                rpn_pre_nms_top_n_train=before * plan.proposals,
-                rpn_pre_nms_top_n_test=before * plan.proposals // 2,
-                rpn_post_nms_top_n_train=plan.proposals,
-                rpn_post_nms_top_n_test=plan.proposals // 2,
+                **_proposals(plan),
                 box_batch_size_per_image=plan.regions,
                 box_score_thresh=plan.threshold,
                 box_detections_per_img=plan.detections,

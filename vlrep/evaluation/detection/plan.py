@@ -33,11 +33,11 @@ class DetectionPlan:
     side: Int(16, 10**4) = 800  # Shorter side in the test
     max_side: Int(16, 10**4) = 1333  # Longer side at most
     anchor: Int(2, 10**4) = 32  # Side of the smallest of five anchors, each twice as large as the last, in pixels
-    width: Int(8, 10**4) = 256  # Channels of the pyramid, and of the convolutions in its heads
+    width: Int(8, 10**4) = 256  # Channels of the pyramid, and of the layers that predict masks
     hidden: Int(8, 10**5) = 1024  # Numbers by which the pyramid's head describes a region
-    proposals: Int(10, 10**5) = 2000  # Regions that are proposed in training; half of them in the test
+    proposals: Int(10, 10**5) = 2000  # Regions that are proposed for an image in training; for c4, half in the test
     regions: Int(2, 10**5) = 512  # Proposals an image that the head learns from
-    norm: bool = True  # BatchNorm in the pyramid and its heads, and behind the fourth stage of c4?
+    norm: bool = True  # BatchNorm in the pyramid, or behind the fourth stage of c4?
     frozen_bn: bool = False  # Keep the BatchNorms of the backbone as they are? (LVIS from labels of ImageNet)
     sync_bn: bool = True  # BatchNorm over the images of all processes?
     precise_bn: Int(0, 10**5) = 200  # Batches from which the statistics of BatchNorm are computed anew in the end
@@ -88,15 +88,16 @@ _COCO = replace(
     warmup=1000,
     drops=(120_000, 160_000),
     sides=(640, 672, 704, 736, 768, 800),
+    proposals=1000,
     metric='coco',
 )
 _WORLD = DetectionPlan(
     'fpn',
-    steps=300,
+    steps=600,
     bs=8,
     lr=0.02,
-    warmup=30,
-    drops=(225, 275),
+    warmup=60,
+    drops=(450, 550),
     clip=10.0,
     every=100,
     sides=(72, 84, 96),
@@ -116,7 +117,7 @@ PLANS = dict(
     voc=_VOC,
     coco_boxes=replace(_COCO, masks=False),
     coco=_COCO,
-    coco_c4=replace(_COCO, model='c4'),
+    coco_c4=replace(_COCO, model='c4', proposals=2000),
     lvis=replace(_COCO, repeat=0.001, threshold=1e-4, detections=300, metric='lvis'),
     world=_WORLD,
     world_masks=replace(_WORLD, masks=True, metric='coco'),
