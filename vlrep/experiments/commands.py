@@ -20,6 +20,7 @@ from ..data.evaluation_batches import evaluation_processes
 from ..data.paraphrases import MARIAN, MarianTranslator, write_paraphrases
 from ..datasets.base import DATASETS
 from ..evaluation.base import EVALUATIONS, EvaluationContext
+from ..evaluation.detection.detectron2 import write_detectron2_configs
 from ..evaluation.held_out import open_held_out, open_probe_sets
 from ..evaluation.transfer import table_text
 from .job import commit
@@ -165,6 +166,9 @@ def export(
     one_of('--to', to, LAYOUTS)
     out = Path(out or Path(run) / f'export-{to}')
     got = open_run(run, which, plugins=plugins).export(out, to)
+    if to == 'detectron2':
+        base = next(f for f in got['files'] if f.endswith('.yaml'))
+        got['files'] += [str(out / name) for name in write_detectron2_configs(out, Path(base).name)]
     for f in got['files']:
         log(f'# {out / Path(f).name}')
     log(f'# read back by {got["by"]}: largest relative difference {got["error"]:.1e}')
