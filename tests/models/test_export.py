@@ -88,7 +88,7 @@ def test_the_lines_for_detectron2_are_python_and_name_its_files(runs, tmp_path, 
     )
     assert 'PIXEL_MEAN' in text and 'resize((64, 64))' in text
     for name in ('voc', 'coco', 'coco_c4', 'lvis'):  # the papers' detectors, on top of the backbone's own configuration
-        assert f'# {name}.yaml' in text
+        assert f'# net/{name}.yaml' in text
         assert json.loads((tmp_path / f'net/{name}.yaml').read_text())['_BASE_'] == 'resnet18.yaml'
     assert pickle.loads((tmp_path / 'net/resnet18.pkl').read_bytes())['model']['res5.1.conv2.weight'].shape == (
         512,
