@@ -25,10 +25,12 @@ def _chosen(data, split, plan):
 
 
 def _wanted(split, plan):
+    "Tell whether a split is trained on, or evaluated"
     return split == 'train' or plan.part in (split, 'both')
 
 
 def _no_third_part(plan, name):
+    "Raise a `ValueError` if a plan asks for a validation part, of which there is none"
     if plan.part != 'test':
         raise ValueError(f'part={plan.part}: {name} has no validation part beside the one that is the test')
 

@@ -39,6 +39,7 @@ def detector_loss(
 
 
 def _is_batch_norm(module, name):
+    "Tell whether a parameter is that of a BatchNorm, which has no weight decay"
     return isinstance(module, _BatchNorm)
 
 # %% ../../../nbs/evaluation/detection/50_training.ipynb #cd98e164
