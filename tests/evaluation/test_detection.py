@@ -1,21 +1,27 @@
 """Detection and segmentation as downstream tasks: whole runs from every layout, stops, several processes, damage"""
 
+import ast
 import json
 import os
 import signal
+import subprocess
+import sys
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from ranks import codes, run_ranks
 from run_folders import TINY, untrained
-from tools import quiet
+from tools import quiet, refused
 
 import vlrep
+from vlrep.cli import main
 from vlrep.datasets.detection.coco import write_coco_detection
 from vlrep.datasets.detection.detection_set import instance_mask
 from vlrep.datasets.detection.voc import write_voc_detection
+from vlrep.datasets.world.dataset import scene
 from vlrep.datasets.world.task_options import WorldDetectionOptions
 from vlrep.evaluation.detection.images import DetectionImages, ObjectCollator
 from vlrep.evaluation.detection.model import build_detector, unpacked_masks
@@ -26,6 +32,7 @@ from vlrep.experiments.finetune import finetune
 from vlrep.experiments.pretrain import resume_run
 from vlrep.experiments.spec import Runtime, finetune_spec
 from vlrep.studies.plan import read_study, task_plan
+from vlrep.studies.runs import recorded_tasks
 from vlrep.studies.tasks import task_line
 from vlrep.training.interrupts import TrainingInterrupted
 from vlrep.training.run_folder import open_run_folder
@@ -74,6 +81,22 @@ def test_an_opened_detector_finds_what_its_file_says(detector):
     assert [len(x) for x in model.detect([data.load(r) for r in data.images[:2]])] == [
         len(model.detect(data.load(r))) for r in data.images[:2]
     ]
+
+
+def test_an_exported_detector_opens_without_vlrep(detector, tmp_path, capsys):
+    "Pasted as printed, in a Python that cannot import this library, the lines find what the run finds"
+    Image.fromarray(scene('test', 3, size=64).image).save(tmp_path / 'photo.png')
+    main(['export', str(detector), '--to', 'torchscript', '--out', str(tmp_path / 'net')])
+    text = capsys.readouterr().out.replace('photo.jpg', str(tmp_path / 'photo.png'))
+    alone = f'import sys; sys.modules["vlrep"] = None\n{text}'
+    got = subprocess.run([sys.executable, '-W', 'ignore', '-c', alone], capture_output=True, text=True, check=True)
+    ours = vlrep.load(detector).detect(tmp_path / 'photo.png')
+    assert len(ours) > 3 and ast.literal_eval(got.stdout) == [(name, pytest.approx(s, abs=1e-4)) for name, s, _ in ours]
+
+
+def test_what_is_no_detector_cannot_be_exported_as_one(body, tmp_path, capsys):
+    text = refused(capsys, 'export', body, '--to', 'torchscript', '--out', tmp_path / 'net')
+    assert 'is no detector' in text and not (tmp_path / 'net').exists()
 
 
 def test_every_layer_of_the_backbone_learns(detector, body):
@@ -220,17 +243,20 @@ def test_images_larger_than_the_limit_are_made_smaller_and_their_boxes_come_back
         assert mask.shape == whole.shape and (mask & whole).sum() > 0.5 * (mask | whole).sum()
 
 
-def test_detection_is_a_question_of_studies(body, tmp_path):
+@pytest.mark.parametrize('mode', ['full', 'share_50'])
+def test_detection_is_a_question_of_studies(body, tmp_path, mode):
     "Scores of the test under the draws of the study, and that of the validation scenes, which chooses a rate"
+    listed = [p.replace('=48,64', '=[48, 64]').replace('drops=5', 'drops=[5]') for p in (*PLAN, *SIZES)]
     text = f"""
 name = 'boxes'
 seeds = [0, 1]
 [data]
 draws = 20
 [finetune]
-tasks = ['detection']
-modes = ['full']
-changes = {{{', '.join(p.replace('=48,64', '=[48, 64]').replace('drops=5', 'drops=[5]') for p in (*PLAN, *SIZES))}}}
+tasks = ['detection', 'classification']
+modes = ['full', 'share_50']
+own.classification = {{epochs = 1}}
+own.detection = {{{', '.join(listed)}}}
 grid = [{{lr = 0.01}}, {{lr = 0.02}}]
 [[variants]]
 name = 'a'
@@ -248,10 +274,12 @@ question = 'detection'
 """
     (tmp_path / 'study.toml').write_text(text)
     study = read_study(tmp_path / 'study.toml')
-    changes = task_plan(study, 'detection', 'full', {}, draws=20)[2]
+    plan, _, changes = task_plan(study, 'detection', mode, {}, draws=20)
+    assert plan.steps == 6 and plan.share == (1.0 if mode == 'full' else 0.5)  # as many steps on half of the images
     folder = finetune(finetune_spec(body, 'detection', changes), out=tmp_path / 'run', log=quiet)
-    line = task_line(study, dict(folder=str(folder), source=str(body), task='detection', mode='full'))
-    rows = {r['question']: r for r in line['numbers']['full']}
+    assert [*recorded_tasks(tmp_path)] == [('virtex', 'detection', False, False, plan.share)]
+    line = task_line(study, dict(folder=str(folder), source=str(body), task='detection', mode=mode))
+    rows = {r['question']: r for r in line['numbers'][mode]}
     assert set(rows) == {'detection', 'detection, AP50', 'detection, AP75'}
     assert len(rows['detection']['draws']) == 20 and 'drift' not in line['numbers']
     table = open_run_folder(folder).results()[0]['numbers']['table']

@@ -232,7 +232,12 @@ BAD_TASKS = [
     (
         "tasks = ['mm_imdb']",
         "tasks = ['mm_imdb']\nmodes = ['fll']",
-        "finetune.modes[0]='fll': Input should be 'full', 'frozen' or 'text_only'",
+        "finetune.modes[0]='fll': Input should be 'full', 'frozen', 'text_only', 'share_5'",
+    ),
+    (
+        '[finetune]\n',
+        '[finetune]\nown = {vqa = {lr = 0.1}}\n',
+        "finetune.own: unknown task 'vqa'",
     ),
     ('{lr = 0.002}', '{lr = nan}', "finetune.grid: {'lr': 0.001} before {'lr': nan}: expected the same fields"),
     ('{lr = 0.001}, {lr = 0.002}', '{frozen = true}', 'finetune.grid[0]: frozen is no part of the grid'),

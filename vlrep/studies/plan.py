@@ -46,8 +46,9 @@ BASELINE_ROWS = dict(
     masked_words=('other image', 'text alone', 'unigram'),
 )
 SHIFTED = 'table', 'where', 'zeroshot'  # Tables of scenes under domain shift
-MODES = dict(full={}, frozen=dict(frozen=True), text_only=dict(text_only=True))  # How a task is learned -> fields of
-# the plan
+# How a task is learned -> fields of the plan: in full, the body frozen, without the image, or from few labelled images
+MODES = dict(full={}, frozen=dict(frozen=True), text_only=dict(text_only=True))
+MODES |= {f'share_{percent}': dict(share=percent / 100) for percent in (5, 10, 20, 50)}
 
 # %% ../../nbs/studies/10_plan.ipynb #72988d6a
 def _folder_name(name):
@@ -75,7 +76,7 @@ def _valid_limit(max_corrupt):
 _TABLE = ConfigDict(strict=True, extra='forbid', allow_inf_nan=False)  # 1 is no text, and an unknown field is an error
 _FolderName = Annotated[str, AfterValidator(_folder_name)]
 _Names = Annotated[tuple[str, ...], AfterValidator(_different)]
-_Modes = Annotated[tuple[Literal['full', 'frozen', 'text_only'], ...], Field(min_length=1), AfterValidator(_different)]
+_Modes = Annotated[tuple[Literal[tuple(MODES)], ...], Field(min_length=1), AfterValidator(_different)]
 _Setting = Literal['views', 'images', 'captions', 'steps', 'backbone']
 _Settings = Annotated[tuple[_Setting, ...], AfterValidator(_different)]
 _Seed = Annotated[int, Field(ge=0, lt=2**31)]
@@ -109,6 +110,7 @@ class FineTuning:
     tasks: Annotated[_Names, Field(min_length=1)]  # Some of `TASKS`, each of which the data must have
     modes: _Modes = ('full', 'frozen')  # Some of `MODES`
     changes: dict = field(default_factory=dict)  # Field of the plan, or of the sizes of the task's data -> value
+    own: dict[str, dict] = field(default_factory=dict)  # Task -> changes for it alone
     grid: _Grid = ({},)  # As for `Rates`: field of the plan -> value
     extend: _Growth = 1  # As for `Rates`
 
@@ -696,7 +698,7 @@ def _check_not_in_grid(rate, names, why):
         raise ValueError(f'{shared[0]} is no part of the grid: {why}')
 
 # %% ../../nbs/studies/10_plan.ipynb #a75d015d
-_OF_STUDY = 'steps', 'warmup', 'bs', 'scenes', 'valid', 'test', 'draws', 'frozen', 'text_only'
+_OF_STUDY = 'steps', 'warmup', 'bs', 'scenes', 'valid', 'test', 'draws', 'frozen', 'text_only', 'share'
 
 
 def _check_finetuning(study):
@@ -709,9 +711,10 @@ def _check_finetuning(study):
             source = TASKS[t].sources.get(study.data)
             if not source or source.root_help:
                 raise ValueError(f'{study.data} has no {t} without files')
-    for a in study.variants:
-        for t in a.tasks or ():
-            with _at(f'variants[{a.name}].tasks: '):
+    named = [(f'variants[{a.name}].tasks: ', a.tasks or ()) for a in study.variants]
+    for place, tasks in [('finetune.own: ', f.own), *named]:
+        for t in tasks:
+            with _at(place):
                 _known('task', t, f.tasks)
     with _at('finetune.grid: '):
         _check_ascending(f.grid, f.extend)
@@ -722,7 +725,7 @@ def _check_finetuning(study):
         for t, m in dict.fromkeys(jobs):
             with _at(f'finetune.changes, with grid[{i}], {t}, {m}: '):
                 plan, sizes, _ = task_plan(study, t, m, rate)
-                _check_kinds({**study.finetune.changes, **rate}, (plan, sizes))
+                _check_kinds({**f.changes, **f.own.get(t, {}), **rate}, (plan, sizes))
 
 # %% ../../nbs/studies/10_plan.ipynb #d7e80996
 def task_plan(
@@ -734,7 +737,8 @@ def task_plan(
     draws: int = 0,  # Kept of each score
 ) -> tuple:  # The plan, the sizes of the data, and the changes: texts field=value
     "Return how a run is fine-tuned; raise a `ValueError` that names the field that is wrong"
-    changes = {**study.finetune.changes, **MODES[mode], **rate, **({'draws': draws} if draws else {})}
+    own = study.finetune.own.get(task, {})
+    changes = {**study.finetune.changes, **own, **MODES[mode], **rate, **({'draws': draws} if draws else {})}
     spec = finetune_spec('', task, change_texts(changes), study.data)
     return spec.plan, spec.options, change_texts(changes)
 

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['comparison_rows', 'comparison_rate_rows', 'score_rows', 'task_rows_of', 'rate_rows', 'cost_rows', 'study_notes',
-           'show_comparisons', 'curve_drawings', 'rows_markdown', 'run_count', 'task_count', 'study_markdown',
-           'study_html', 'write_study_report']
+           'show_comparisons', 'show_shares', 'curve_drawings', 'rows_markdown', 'run_count', 'task_count',
+           'study_markdown', 'study_html', 'write_study_report']
 
 # %% ../../nbs/studies/40_report.ipynb #6786d28e
 import math
@@ -37,7 +37,7 @@ from vlrep.studies.lines import (
     validation_scores,
     with_current_file,
 )
-from .plan import Study, change_texts, questions_of, quick_table, rate_values, variant_recipe
+from .plan import MODES, Study, change_texts, questions_of, quick_table, rate_values, variant_recipe
 
 # %% ../../nbs/studies/40_report.ipynb #da32f8de
 def _spread_of(v, digits=1):
@@ -139,12 +139,24 @@ def _cell(rows):
     "Mean and half of the 95 % interval over seeds and test scenes, and how many seeds; `rows`: one of each seed"
     if not rows:
         return 'not run'
+    mean, half = _mean_and_half(rows)
+    return f'{mean:.1f} ± {half:.1f} ' + (f'({len(rows)} seeds)' if len(rows) > 1 else '(1 seed, scenes alone)')
+
+
+def _mean_and_half(rows):
+    "Mean of a score over seeds and half of its 95 % interval, over seeds and test scenes; for one seed over scenes"
     values = [r['value'] for r in rows]
     draws = [r['draws'] for r in rows]
     if len(rows) == 1:
-        return f'{values[0]:.1f} ± {1.96 * np.std(draws, ddof=1):.1f} (1 seed, scenes alone)'
+        return values[0], 1.96 * np.std(draws, ddof=1)
     d = difference(values, np.zeros(len(rows)), draws, np.zeros((len(rows), 1)))
-    return f'{d.diff:.1f} ± {d.half:.1f} ({len(rows)} seeds)'
+    return d.diff, d.half
+
+
+def _task_scores(runs, task, mode):
+    "List the rows of a score after fine-tuning, one for each run of a variant that has it"
+    rows = (r for l in runs for r in l['numbers'].get(mode) or [] if r['backbone'] == l['method'])
+    return [r for r in rows if r['question'] == task]
 
 
 def task_rows_of(
@@ -168,12 +180,7 @@ def task_rows_of(
         cells = {}
         for q in questions:
             t = q.split(',')[0]
-            got = [
-                r
-                for l in groups[a.name]
-                for r in l['numbers'].get(mode) or []
-                if r['question'] == q and r['backbone'] == l['method']
-            ]
+            got = _task_scores(groups[a.name], q, mode)
             bad = [l for l in own if l.get('task') in (None, t) and unstable_run(l)]
             gone = sum(l['kind'] == 'diverged' for l in bad)
             text = _cell(got) + (f', {gone} diverged' if gone else '')
@@ -303,6 +310,37 @@ def show_comparisons(
     return fig
 
 
+def show_shares(
+    study: Study,  # Its variants
+    lines: list,  # Of its file
+    width: float = 7.5,  # Inches
+) -> plt.Figure:  # A panel for each task; None for a study without modes such as share_10
+    "Scores over the share of the labelled images that a variant was fine-tuned on, each at its best rate"
+    shares = {m: 100 * p.get('share', 1.0) for m, p in MODES.items() if m == 'full' or 'share' in p}
+    panels = {}
+    for a, runs in runs_by_variant(study, lines).items():
+        for t, m in study.jobs(study.variant(a)):
+            rows = _task_scores(runs, t, m) if m in shares else []
+            if rows:
+                panels.setdefault(t, {}).setdefault(a, {})[shares[m]] = _mean_and_half(rows)
+    panels = {t: v for t, v in panels.items() if any(len(points) > 1 for points in v.values())}
+    if not panels:
+        return None
+    fig, axes = plt.subplots(1, len(panels), figsize=(width, 2.8), squeeze=False)
+    for ax, (t, variants) in zip(axes[0], panels.items()):
+        for a, points in variants.items():
+            x = sorted(points)
+            mean, half = zip(*(points[p] for p in x))
+            ax.errorbar(x, mean, half, marker='o', ms=4, capsize=2, label=drawable(a))
+        ax.set(xscale='log', xlabel='labelled images, %', ylabel=t, ylim=(0, None))
+        x = sorted({*shares.values()})
+        ax.set_xticks(x, [f'{p:g}' for p in x])
+        ax.minorticks_off()
+    axes[0, 0].legend()
+    plt.close(fig)
+    return fig
+
+
 def curve_drawings(
     study: Study,  # Its variants
     lines: list,  # Of its file
@@ -413,6 +451,7 @@ _EXPLAIN = dict(
 _MODE_NAMES = dict(
     full='Tasks, fine-tuned in full', frozen='Tasks, the body frozen', text_only='Tasks, fine-tuned without the image'
 )
+_MODE_NAMES |= {m: f'Tasks, from {round(100 * p["share"])} % of the images' for m, p in MODES.items() if 'share' in p}
 
 
 def _score_tables(study, lines):
@@ -453,7 +492,8 @@ def study_html(
 ) -> str:  # A whole page
     "Make the self-contained page of a study"
     judged = judge_study(study, lines)
-    fig = show_comparisons(judged)
+    drawn = {'Differences': show_comparisons(judged), 'Few labelled images': show_shares(study, lines)}
+    pictures = [dict(title=title, image=png_uri(fig)) for title, fig in drawn.items() if fig]
     scores = [table_html(rows, f'{title}. {shown}') for title, (rows, shown) in _score_tables(study, lines).items()]
     return page_html(
         study.title or study.name,
@@ -462,7 +502,7 @@ def study_html(
             'Verdicts': table_html(comparison_rows(judged), _EXPLAIN['verdicts']),
             'At every rate': table_html(comparison_rate_rows(judged), _EXPLAIN['common']),
             'Warnings': table_html([{'note': n} for n in study_notes(study, lines)]),
-            '': figures_html([dict(title='Differences', image=png_uri(fig))]) if fig else '',
+            '': figures_html(pictures) if pictures else '',
             'Scores': reduce(add, scores, ''),
             'Learning rates': table_html(rate_rows(study, lines), _EXPLAIN['rates']),
             'Learning': reduce(add, curve_drawings(study, lines), ''),

@@ -49,6 +49,7 @@ from vlrep.studies.lines import (
     validation_scores,
 )
 from vlrep.studies.plan import (
+    MODES,
     Study,
     quick_table,
     rate_values,
@@ -643,16 +644,21 @@ def _measured_speed(study, variant):
     return (got['step'] * recipe.steps + looks) / got['views'], 0.0
 
 # %% ../../nbs/studies/60_runs.ipynb #2d496302
+def _mode_fields(plan):
+    "List the fields of a plan, perhaps only some of them, that make its mode"
+    return plan.get('frozen', False), plan.get('text_only', False), plan.get('share', 1.0)
+
+
 def recorded_tasks(
     folder: FilePath,  # It holds run folders, at any depth
-) -> dict:  # (method, task, frozen, text_only) -> seconds
+) -> dict:  # (method, task, *fields of the plan that make the mode) -> seconds
     "Mean times of finished fine-tunings"
     got = {}
     for f, l in _recorded(folder):
         if 'task' in l:
-            p = check_types(l.get('plan'), dict(frozen=bool, text_only=bool), f, ('frozen', 'text_only'))
+            p = check_types(l.get('plan'), dict(frozen=bool, text_only=bool, share=float), f)
             seconds = sum(l['seconds'].values())
-            got.setdefault((l['method'], l['task'], p['frozen'], p['text_only']), []).append(seconds)
+            got.setdefault((l['method'], l['task'], *_mode_fields(p)), []).append(seconds)
     return {k: np.mean(v) for k, v in got.items()}
 
 # %% ../../nbs/studies/60_runs.ipynb #d440362d
@@ -689,7 +695,7 @@ def _planned_tasks(study, recorded, jobs):
         alike = _alike(study, a)
         seconds = 0.0
         for t, m in study.jobs(a):
-            took = known.get((a.method, t, m == 'frozen', m == 'text_only'))
+            took = known.get((a.method, t, *_mode_fields(MODES[m])))
             if took is None and (alike, t, m) not in timed:
                 timed |= {(alike, *k): v for k, v in measured_task_speed(study, a).items()}
             seconds += took or timed[alike, t, m]

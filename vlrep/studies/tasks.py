@@ -16,6 +16,7 @@ from fastcore.basics import noop
 
 from ..core.run_facts import last_result, read_log
 from ..core.text_files import raw_lines
+from ..evaluation.finetune.plan import TASKS
 from ..experiments.finetune import finetune
 from ..experiments.pretrain import pretrain, resume_run
 from ..experiments.spec import Runtime, finetune_spec
@@ -102,7 +103,9 @@ def task_line(
 def _task_seconds(study, source, task, mode, folder):
     "Seconds of a fine-tuning of as many steps as planned"
     plan, sizes, changes = task_plan(study, task, mode)
-    few = dict(steps=6, warmup=1, every=3, scenes=40, valid=20, test=20)
+    task_steps = getattr(TASKS[task], 'steps', None)  # where the plan has epochs instead
+    few = dict(epochs=2) if task_steps else dict(steps=6, warmup=1, every=3)
+    few |= dict(scenes=40, valid=20, test=20)
     finetune(
         finetune_spec(
             source, task, [*changes, *change_texts(few)], data=study.data, precision=study.precision, threads=1
@@ -113,8 +116,10 @@ def _task_seconds(study, source, task, mode, folder):
     )
     step = plan.bs / max(r['images_s'] for r in read_log(Path(folder) / 'log.csv'))
     seconds = last_result(folder)['seconds']['answers'] / (2 * (few['valid'] + few['test']))  # also without the image
-    looks = -(-plan.steps // plan.every)
-    return plan.steps * step + seconds * (looks * sizes.valid + 2 * (sizes.valid + sizes.test))
+    share = getattr(plan, 'share', 1.0)
+    steps = task_steps(plan, range(round(sizes.scenes * share))) if task_steps else plan.steps
+    looks = -(-(plan.epochs if task_steps else steps) // plan.every)
+    return steps * step + seconds * (looks * sizes.valid + 2 * (sizes.valid + sizes.test))
 
 
 def measured_task_speed(
