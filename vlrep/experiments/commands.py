@@ -21,13 +21,13 @@ from ..data.paraphrases import MARIAN, MarianTranslator, write_paraphrases
 from ..datasets.base import DATASETS
 from ..evaluation.base import EVALUATIONS, EvaluationContext
 from ..evaluation.detection.detectron2 import write_detectron2_configs
+from ..evaluation.detection.torchscript import export_torchscript
 from ..evaluation.held_out import open_held_out, open_probe_sets
 from ..evaluation.transfer import table_text
 from .job import commit
 from .load_run import open_run, recipe_of
-from .resolve_options import one_of
+from .resolve_options import EXPORT_LAYOUTS, one_of
 from .spec import recorded_options
-from ..models.export import LAYOUTS
 from ..models.features import POOLS, stored_features, write_features
 from ..models.pretrained import to_image
 from ..reports.run_report import write_comparison, write_report
@@ -153,19 +153,23 @@ def report(
 # %% ../../nbs/experiments/70_commands.ipynb #e5fbf6d3
 def export(
     run: FilePath,  # A run folder
-    to: str,  # One of `LAYOUTS`: torchvision, timm or detectron2
+    to: str,  # One of `LAYOUTS`: torchvision, timm or detectron2; of a detector also torchscript
     out: FilePath = None,  # Folder to write to; by default RUN/export-`to`
     which: str | int = 'best',  # Which checkpoint: best, last, or the number of a step
     log: callable = print,  # Called with lines of Python: comments about what was written, then what opens it
     plugins: Sequence[FilePath] = (),  # Python files of the run that may be imported, since you trust them
 ) -> dict:  # The files, what read them, how far its numbers are from ours, and the lines that open them
-    """Write the backbone in another library's layout, read it back and compare the outputs
+    """Write the backbone in another library's layout, or a detector as TorchScript; read it back and compare outputs
 
     A `ValueError` if no other library can open it
     """
-    one_of('--to', to, LAYOUTS)
+    one_of('--to', to, EXPORT_LAYOUTS)
     out = Path(out or Path(run) / f'export-{to}')
-    got = open_run(run, which, plugins=plugins).export(out, to)
+    opened = open_run(run, which, plugins=plugins)
+    if to == 'torchscript':
+        got = export_torchscript(opened, out)
+    else:
+        got = opened.export(out, to)
     if to == 'detectron2':
         base = next(f for f in got['files'] if f.endswith('.yaml'))
         got['files'] += [str(out / name) for name in write_detectron2_configs(out, Path(base).name)]

@@ -121,23 +121,31 @@ class FourthStageGrid(nn.Module):
 class ScaledImages(GeneralizedRCNNTransform):
     "Scale images so that their shorter side has a given length, with antialiasing; in training one drawn from several"
 
+    def __init__(
+        self,
+        sides: tuple,  # Shorter sides in training, one drawn for each image
+        side: int,  # Shorter side in the test
+        max_side: int,  # Longer side at most
+    ):
+        super().__init__(sides, max_side, *map(list, IMAGENET))
+        self.side = side
+
     def resize(
         self,
         image: Tensor,  # Normalised (3,h,w)
-        target: dict = None,  # With `boxes` in pixels (n,4), perhaps `masks` (n,h,w)
-    ) -> tuple:  # Scaled image and target
+        target: dict[str, Tensor] | None = None,  # With `boxes` in pixels (n,4), perhaps `masks` (n,h,w); changed
+    ) -> tuple[Tensor, dict[str, Tensor] | None]:  # Scaled image and target
         "Scale an image with its boxes and masks"
         h, w = image.shape[-2:]
-        short = self.torch_choice(self.min_size) if self.training else self.min_size[-1]
+        short = self.torch_choice(self.min_size) if self.training else self.side
         scale = min(short / min(h, w), self.max_size / max(h, w))
-        size = max(1, round(h * scale)), max(1, round(w * scale))
+        size = [max(1, int(round(h * scale))), max(1, int(round(w * scale)))]
         image = F.interpolate(image[None], size=size, mode='bilinear', antialias=True)[0]
-        if target is None:
-            return image, None
-        ratio = image.new_tensor([size[1] / w, size[0] / h] * 2)
-        target = dict(target, boxes=target['boxes'] * ratio)
-        if 'masks' in target:
-            target['masks'] = F.interpolate(target['masks'][:, None].float(), size=size)[:, 0].byte()
+        if target is not None:
+            x, y = size[1] / w, size[0] / h
+            target['boxes'] = target['boxes'] * torch.tensor([x, y, x, y], device=image.device)
+            if 'masks' in target:
+                target['masks'] = F.interpolate(target['masks'][:, None].float(), size=size)[:, 0].byte()
         return image, target
 
 # %% ../../../nbs/evaluation/detection/30_model.ipynb #80970dd0
@@ -220,8 +228,7 @@ class Detector(nn.Module):
                 box_detections_per_img=plan.detections,
                 **parts,
             )
-        self.net.transform = ScaledImages((*plan.sides, plan.side), plan.max_side, *map(list, IMAGENET))
-        self.sides = plan.sides, (plan.side,)
+        self.net.transform = ScaledImages(plan.sides, plan.side, plan.max_side)
         if plan.frozen_bn:
             for m in self._batch_norms():
                 m.requires_grad_(False)
@@ -238,7 +245,6 @@ class Detector(nn.Module):
     def train(self, mode: bool = True) -> 'Detector':
         "Set the mode as `nn.Module.train` does; frozen BatchNorms stay in evaluation mode"
         super().train(mode)
-        self.net.transform.min_size = self.sides[0 if mode else 1]
         if self.frozen_bn:
             for m in self._batch_norms():
                 m.eval()
