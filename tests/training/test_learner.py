@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from fastai.learner import load_learner
+from host_waits import host_waits
 from PIL import Image
 
 from vlrep.data.loader import loaders
@@ -69,6 +70,44 @@ def exported(learn):
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')
         return load_learner(learn.export('x.pkl'))
+
+
+MORE_WAITS = dict(  # Where a step reads more, because the number of elements depends on the data
+    loctex=['data/traces.py'],  # cells that a trace meets
+    masked_lm=['methods/virtex/model.py'],  # masked words
+    visualbert=['models/fusion_model.py'],
+    vilbert=['models/fusion_model.py'],
+)
+
+
+@pytest.mark.parametrize('method', sorted(METHODS))
+def test_a_step_waits_once_for_the_device(data, tmp_path, method):
+    "For the check that loss and gradient are finite, with nothing else to be read before the next step begins"
+    learn = made(data, tmp_path, method)
+    learn.model.padded_rows = True  # as on a GPU
+    learn.fit_steps(2)
+    with host_waits(learn) as places:
+        learn.fit_steps(5)
+    files = [place.split(':')[0] for place in places]
+    assert files.count('training/callbacks.py') == 3, places
+    assert {*files} - {'training/callbacks.py'} == {*MORE_WAITS.get(method, [])}, places
+
+
+def test_reads_of_a_step_are_seen(data, tmp_path, monkeypatch):
+    learn = made(data, tmp_path, 'clip')
+    reads = {
+        'item': lambda x: x.sum().item(),
+        'branch': lambda x: 1 if x.sum() > 0 else 0,
+        'mask': lambda x: x[x > 0],
+        'list': lambda x: x[:1].tolist(),
+        'array': lambda x: np.asarray(x[:1]),
+    }
+    loss = learn.loss_func.counted
+    for name, read in reads.items():
+        monkeypatch.setattr(learn.loss_func, 'counted', lambda out, b, read=read: (read(b['lengths']), loss(out, b))[1])
+        with host_waits(learn) as places:
+            learn.fit_steps(learn.train_state.step + 2)
+        assert len(places) == 4, (name, places)
 
 
 @pytest.mark.parametrize('method', sorted(METHODS))

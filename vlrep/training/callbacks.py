@@ -7,6 +7,7 @@ __all__ = ['LRScheduler', 'gradient_norm', 'GradientClip', 'StepSeed', 'Training
 
 # %% ../../nbs/training/40_callbacks.ipynb #42a63d6d
 import json
+import math
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -164,27 +165,34 @@ class SkipNonFinite(StatefulCallback):
         if self.now:
             torch._foreach_copy_(self.old, self.now)
         if 'id' in self.yb[0]:
-            self.ids += self.yb[0]['id'].tolist()
+            self.ids.append(self.yb[0]['id'])
 
     def after_loss(self) -> None:
-        loss = self.loss_grad
-        if self.learn.dist.world_size > 1:  # all processes must leave out the same steps
-            loss = self.loss_func.whole_total
-        if not loss.isfinite():
-            self.learn.bad = True
-            self.why = f'the training loss is {loss.item()}'
+        # all processes must leave out the same steps
+        self.loss = self.loss_func.whole_total if self.learn.dist.world_size > 1 else self.loss_grad.detach()
 
     def after_backward(self) -> None:
-        if self.learn.bad and self.now:
-            torch._foreach_copy_(self.now, self.old)
+        if self.learn.accumulate.n > 1:  # the other batches of its step may be counted
+            self._check_loss(self.loss.item())
 
     def before_step(self) -> None:
-        "Check the gradient before the weights are updated"
+        "Check loss and gradient before the weights are updated; the host waits for the device here, and only once"
         norm = gradient_norm(self.learn)
-        if self.why is None and not norm.isfinite():
-            self.why = f'the length of the gradient is {norm.item()}'
+        loss, norm = torch.stack([self.loss.to(norm), norm]).tolist()
+        self._check_loss(loss)
+        if self.why is None and not math.isfinite(norm):
+            self.why = f'the length of the gradient is {norm}'
         if self.why:
             raise CancelStepException()
+
+    def _check_loss(self, loss):
+        "Mark a batch whose loss is not finite, and put back what its forward pass has changed"
+        if math.isfinite(loss):
+            return
+        self.learn.bad = True
+        self.why = f'the training loss is {loss}'
+        if self.now:
+            torch._foreach_copy_(self.now, self.old)
 
     def after_cancel_step(self) -> None:
         "Count the step, unless the scaler skipped it while adjusting its factor"
@@ -204,7 +212,8 @@ class SkipNonFinite(StatefulCallback):
     def _record_bad_step(self, why):
         "Log a skipped step with its samples; end the fit with `TrainingDiverged` after `limit` in a row"
         names = getattr(getattr(self.dls.train, 'source', None), 'ids', None)
-        seen = sum(self.learn.dist.objects(self.ids), [])
+        own = [i for batch in self.ids for i in batch.tolist()]
+        seen = sum(self.learn.dist.objects(own), [])
         ids = [names[i] if names is not None else i for i in seen]
         step = self.learn.train_state.step + 1
         if self.log:

@@ -61,7 +61,10 @@ def combine_terms(
     own = torch.stack([n for *_, n in terms])
     whole = dist.sum(own if counts is None else torch.stack([torch.as_tensor(counts[k]).to(own) for k in names]))
     largest = whole.argmax()
-    return sum(w * t * (whole[largest] / n.clamp(min=1)) for (w, t, _), n in zip(terms, whole)), own[largest]
+    most, count = (
+        v.gather(0, largest[None])[0] for v in (whole, own)
+    )  # an index on the device, without waiting for it
+    return sum(w * t * (most / n.clamp(min=1)) for (w, t, _), n in zip(terms, whole)), count
 
 # %% ../../nbs/training/30_learner.ipynb #3f8fab9c
 class GlobalMeanLoss:

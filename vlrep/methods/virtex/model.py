@@ -27,6 +27,8 @@ class VisualTextDecoder(BagOfWordsHead, nn.Module):
 
     packed = None  # Leave padding out on a CPU? None: if the backbone computes in bf16; fp32 keeps its bits
     multiple = 1  # With a bf16 backbone the number of rows is rounded up to a multiple of this
+    padded_rows = None  # Score the places of padding, too, which the loss ignores? None: on a GPU, where counting
+    # words would make the host wait
 
     def __init__(
         self,
@@ -122,6 +124,16 @@ class VisualTextDecoder(BagOfWordsHead, nn.Module):
         real = sequence_mask(lengths, s)
         return Packing(real, multiple=1 if self.autocast_dtype is None else self.multiple)
 
+    def keeps_rows(
+        self,
+        packing: Packing | None,  # How padding is left out
+        tokens: Tensor,  # On the device of the model
+    ) -> bool:
+        "Decide whether all rows are scored, those without a word as well"
+        if packing is not None:
+            return packing.multiple > 1
+        return tokens.device.type != 'cpu' if self.padded_rows is None else self.padded_rows
+
 # %% ../../../nbs/methods/virtex/30_model.ipynb #a577cac3
 class CaptioningModel(VisualTextDecoder):
     "Predicts each next word, from the caption's start and, with a second decoder, from its end (VirTex sec. 3)"
@@ -157,8 +169,9 @@ class CaptioningModel(VisualTextDecoder):
             if packing is not None:
                 targets = packing.pack(targets)
                 target_ids = packing.pack(target_ids)
-            if packing is not None and packing.multiple > 1 and not self.logit_chunk:  # keep the number of rows
-                target_ids = target_ids.masked_fill(~targets, -100)
+            if self.keeps_rows(packing, t) and not self.logit_chunk:
+                x = x.flatten(0, -2)
+                target_ids = target_ids.masked_fill(~targets, -100).flatten()
             elif packing is None or not targets.all():
                 x = x[targets]
                 target_ids = target_ids[targets]
