@@ -44,10 +44,10 @@ from .evaluation.samples import near_samples, word_maps
 from .evaluation.transfer import table_markdown, world_table
 from .evaluation.voc07 import voc07
 from .experiments.baselines import train_on
-from .experiments.commands import caption, evaluate, report
+from .experiments.commands import evaluate
 from .experiments.config import get_recipe, override_all
 from .experiments.finetune import finetune
-from .experiments.load_run import open_run
+from .experiments.load_run import caption, open_run
 from .experiments.pretrain import pretrain, resume_run
 from .experiments.sanity_checks import dry_run, overfit
 from .experiments.spec import FinetuneSpec, RunSpec, Runtime, finetune_spec, run_spec
@@ -87,11 +87,12 @@ from .models.fusion_model import FusionModel
 from .models.momentum_queue import MomentumEncoder, Queue
 from .models.pretrained import Pretrained
 from .models.text_encoder import TextEncoder
-from .reports.run_report import jpeg_uri
+from .reports.run_report import jpeg_uri, report
 from .studies.judging import judge_study
 from .studies.plan import Comparison, Variant, read_study
 from .training.distributed import Dist
-from .training.learner import BaseCallback, GradientAccumulation, LossTerm, learner
+from .training.learner import BaseCallback, GradientAccumulation, learner
+from .training.loss_terms import LossTerm
 from .training.optim import Lookahead, sgd
 from .training.run_folder import Run, open_run_folder
 from .training.schedules import warmup_cosine

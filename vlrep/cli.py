@@ -342,7 +342,7 @@ def _caption(argv):
     if not options.images:
         raise ValueError('IMAGE is missing: name at least one image file')
     check_run(options.run)
-    from vlrep.experiments.commands import caption
+    from vlrep.experiments.load_run import caption
 
     if None in caption(**_given(options)):
         sys.exit(1)  # what is wrong with an image was printed
@@ -448,7 +448,7 @@ def _report(argv):
         raise ValueError('RUN is missing: name at least one run folder')
     for run in options.runs:
         check_run(run)
-    from vlrep.experiments.commands import report
+    from vlrep.reports.run_report import report
 
     report(options.runs, options.out)
 

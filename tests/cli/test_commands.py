@@ -5,6 +5,8 @@ import math
 import os
 import re
 import shutil
+import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 
@@ -14,7 +16,7 @@ import pytest
 import torch
 from PIL import Image
 from run_folders import build
-from tools import MODULE, NET, PHOTOS, ROOT, SIZES, WORLD, command, refused, run, sets
+from tools import ENV, MODULE, NET, PHOTOS, ROOT, SIZES, WORLD, command, refused, run, sets
 
 import vlrep
 import vlrep.experiments.pretrain as pretraining
@@ -66,6 +68,30 @@ def on_photos(tmp_path_factory):
         ],
         out.parent,
     ), out
+
+
+IMPORTS = """
+import sys
+from vlrep.cli import main
+main(sys.argv[1:])
+if sys.argv[1] == 'caption':
+    import vlrep.experiments.commands  # evaluate, features, export
+slow = 'torch', 'torch._dynamo', 'torchvision', 'fastai', 'sklearn', 'jinja2'
+print('IMPORTED', *[m for m in slow if m in sys.modules])
+"""
+
+
+@pytest.mark.parametrize(
+    'words, needed',
+    [(['caption', 'run', next((PHOTOS / 'Images').iterdir())], ['torch']), (['report', 'run'], ['jinja2'])],
+)
+def test_a_command_imports_only_what_it_needs(on_world, tmp_path, words, needed):
+    "A caption without fastai and PyTorch's compiler, which take as long to import as PyTorch; a report without PyTorch"
+    shutil.copytree(on_world[1], tmp_path / 'run')
+    done = subprocess.run(
+        [sys.executable, '-c', IMPORTS, *words], cwd=tmp_path, capture_output=True, text=True, env=ENV
+    )
+    assert done.stdout.splitlines()[-1:] == [f'IMPORTED {" ".join(needed)}'], done.stderr
 
 
 def test_a_run_on_the_world_leaves_its_files_and_a_table(on_world):

@@ -18,9 +18,9 @@ from vlrep.cli import main
 from vlrep.core import registry
 from vlrep.core.files import read_json, write_json
 from vlrep.core.registry import load_plugin
-from vlrep.experiments.commands import caption, evaluate, export
+from vlrep.experiments.commands import evaluate, export
 from vlrep.experiments.finetune import finetune
-from vlrep.experiments.load_run import open_run
+from vlrep.experiments.load_run import caption, open_run
 from vlrep.experiments.pretrain import resume_run
 from vlrep.experiments.region_files import make_regions
 from vlrep.experiments.spec import finetune_spec

@@ -27,10 +27,10 @@ from vlrep.datasets.world.dataset import world
 from vlrep.datasets.world.task_options import WorldTaskOptions
 from vlrep.evaluation.finetune.plan import PLANS, TASKS, FinetuneTask, TaskSource
 from vlrep.evaluation.finetune.training import TaskCollator
-from vlrep.experiments.commands import report
 from vlrep.experiments.finetune import finetune
 from vlrep.experiments.pretrain import resume_run
 from vlrep.experiments.spec import Runtime, finetune_spec, recorded_spec, run_spec
+from vlrep.reports.run_report import report
 from vlrep.training.interrupts import TrainingInterrupted
 from vlrep.training.run_folder import open_run_folder
 

@@ -14,7 +14,7 @@ from tools import NET, PHOTOS, STUDY, refused
 
 import vlrep
 from vlrep.cli import main
-from vlrep.experiments.commands import caption
+from vlrep.experiments.load_run import caption
 from vlrep.experiments.pretrain import pretrain, resume_run
 from vlrep.experiments.spec import recorded_spec, run_spec
 from vlrep.training.run_folder import Run, open_run_folder

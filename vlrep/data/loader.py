@@ -18,7 +18,6 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 
 import numpy as np
 import torch
-from fastai.data.core import DataLoaders
 from fastcore.basics import patch
 from torch.utils.data import DataLoader as TorchLoader
 from torch.utils.data import Dataset
@@ -592,8 +591,10 @@ def loaders(
     path: FilePath = '.',  # Where fastai puts its files
     **kw,  # As for `StatefulLoader`: seed, max_len, flip_p, workers, device, rank, world_size,
     # max_corrupt, ...
-) -> DataLoaders:
+) -> 'DataLoaders':
     "Make a training and a validation loader, as fastai expects them"
+    from fastai.data.core import DataLoaders  # here: it takes as long as PyTorch, and only training needs it
+
     size = size or train.size
     kw['device'] = kw.get('device') or ('cuda' if torch.cuda.is_available() else 'cpu')
     train_loader = StatefulLoader(train, bs, tokenizer, aug or TrainTransform(size), train=True, **kw)

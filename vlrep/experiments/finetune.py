@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import torch
 
 from ..core.files import FilePath, brief, read_json, write_json
-from ..core.progress import logged_warnings
+from ..core.progress import commit, logged_warnings
 from ..core.run_facts import has_type, type_words
 from ..core.weights import WeightsNotFinite, fill_model
 from ..data.collate import caption_lines
@@ -33,7 +33,7 @@ from ..evaluation.finetune.results import Answerer, decide_all, task_rows
 from ..evaluation.finetune.training import TaskCollator, finetune_learner, fit_task, text_limit
 from ..evaluation.transfer import table_text
 from .config import recipe_dict, recipe_from_dict
-from .job import Job, commit, resumed_line, run_folder
+from .job import Job, resumed_line, run_folder
 from .load_run import method_of, recipe_of, run_model, trusted_run
 from .spec import FinetuneSpec, Runtime, check_out, recorded_spec
 from ..methods.base import METHODS

@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from ..core.files import FilePath, write_json
+from ..core.progress import commit
 from ..core.registry import plugin_files, resolve
 from ..core.weights import WeightsNotFinite
 from ..data.collate import caption_lines
@@ -26,7 +27,7 @@ from .comparisons import changes_of
 from .config import recipe_dict, recorded_recipe
 from .evaluate_trained import measure
 from .initial_weights import has_backbone, with_backbone
-from .job import Job, commit, resumed_line, run_folder
+from .job import Job, resumed_line, run_folder
 from .load_run import tokenizer_of, trusted_run
 from .sanity_checks import dry_run, overfit
 from .spec import FinetuneSpec, RunSpec, Runtime, check_out, recorded_runtime, recorded_spec

@@ -13,26 +13,25 @@ from torch import Tensor
 from ..core.registry import did_you_mean
 
 # %% ../../nbs/losses/20_contrastive.ipynb #fe44d73b
-def _choose(a, b, temperature, include_positive, gather, *, group):
-    "Cross-entropy of each row of `a` choosing its positive out of all rows of `b`: nats (rows of a,)"
-    first = 0
-    if gather:
-        b, first = gather(b)
-    n = len(b)
+def _choose(s, first, include_positive, *, group):
+    """Cross-entropy of each row of `s` (b,n) choosing its positive out of all columns: nats (b,)
+
+    The positive of the first row is in column `first`, that of the next one in the next
+    """
+    n = s.shape[1]
     if not include_positive and (n < 2 or group == 1 or (group and n % group == 1)):
         raise ValueError(
             f'{n} pairs in groups of {group or n}: a pair that is alone has no negatives; '
             'use larger batches, drop the last one, or set include_positive=True'
         )
-    s = a @ b.T / temperature
-    i = first + torch.arange(len(a), device=a.device)[:, None]
-    j = torch.arange(n, device=a.device)
-    left_out = torch.zeros_like(s, dtype=torch.bool)
+    positive = s.diagonal(first)
+    i = first + torch.arange(len(s), device=s.device)[:, None]
+    j = torch.arange(n, device=s.device)
     if group:
-        left_out = i // group != j // group
+        s = s.masked_fill(i // group != j // group, -torch.inf)
     if not include_positive:
-        left_out = left_out | (i == j)
-    return s.masked_fill(left_out, -torch.inf).logsumexp(1) - s.gather(1, i)[:, 0]
+        s = s.masked_fill(i == j, -torch.inf)
+    return s.logsumexp(1) - positive
 
 # %% ../../nbs/losses/20_contrastive.ipynb #fe44d73c
 def info_nce(
@@ -52,7 +51,7 @@ def info_nce(
     "Compute cosine InfoNCE of images and captions (LocTex eq. 1); a `ValueError` if a pair has no negatives"
     if a.shape != b.shape or a.ndim != 2:
         raise ValueError(f'a {tuple(a.shape)} and b {tuple(b.shape)}: both must be (b,d)')
-    if temperature <= 0:
+    if not isinstance(temperature, Tensor) and temperature <= 0:  # a learned one is an exponential
         raise ValueError(f'temperature={temperature}: must be above 0')
     if direction not in ('i2t', 'symmetric'):
         raise did_you_mean('direction', direction, ('i2t', 'symmetric'))
@@ -60,12 +59,21 @@ def info_nce(
         a = F.normalize(a.float(), dim=1)
         b = F.normalize(b.float(), dim=1)
         own = len(a)
-        if gather and not local_loss:
-            b, _ = gather(b)
-            a, _ = gather(a)
-            gather = None
-        loss = _choose(a, b, temperature, include_positive, gather, group=group)
+        first = 0
+        all_a = a
+        all_b = b
+        if gather:
+            all_b, first = gather(b)
+            if direction == 'symmetric' or not local_loss:
+                all_a, _ = gather(a)
+            if not local_loss:
+                a = all_a
+                b = all_b
+                first = 0
+        s = a / temperature @ all_b.T
+        loss = _choose(s, first, include_positive, group=group)
         if direction == 'symmetric':
-            loss = (loss + _choose(b, a, temperature, include_positive, gather, group=group)) / 2
+            back = s.T if len(a) == len(all_a) else b / temperature @ all_a.T
+            loss = (loss + _choose(back, first, include_positive, group=group)) / 2
     total = loss.sum() if own == len(a) else loss.sum() * (own / len(a))
     return total, torch.tensor(own, device=a.device)

@@ -7,6 +7,7 @@ __all__ = ['queue_nce', 'shared_tag_mask', 'multi_positive_nce', 'queue_hinge']
 
 # %% ../../nbs/losses/25_queue_contrastive.ipynb #ab131c62
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 # %% ../../nbs/losses/25_queue_contrastive.ipynb #e5f3e7c0
@@ -18,10 +19,10 @@ def _logits(pos, neg, temperature, ignore):
     "Similarities over the temperature, the positive key first (b,1+n); what is ignored is -inf"
     if temperature <= 0:
         raise ValueError(f'temperature={temperature}: must be above 0')
-    neg = _full(neg) / temperature
+    x = torch.cat([_full(pos)[:, None], _full(neg)], 1).div_(temperature)  # the only copy of (b,n) numbers
     if ignore is not None:
-        neg = neg.masked_fill(ignore, -torch.inf)
-    return torch.cat([_full(pos)[:, None] / temperature, neg], 1)
+        x[:, 1:].masked_fill_(ignore, -torch.inf)
+    return x
 
 
 def _added(each, rows):
@@ -40,7 +41,8 @@ def queue_nce(
 ) -> tuple:  # Total nats (), number of queries ()
     "Cross-entropy of each query choosing its positive key against those of the queue (MCT eq. 3)"
     x = _logits(pos, neg, temperature, ignore)
-    return _added(x.logsumexp(1) - x[:, 0], rows)
+    first = torch.zeros(len(x), dtype=torch.long, device=x.device)
+    return _added(F.cross_entropy(x, first, reduction='none'), rows)
 
 # %% ../../nbs/losses/25_queue_contrastive.ipynb #52a1adc7
 def shared_tag_mask(

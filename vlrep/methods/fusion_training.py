@@ -14,7 +14,6 @@ from functools import partial
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
-from fastai.data.core import DataLoaders
 from torch import Tensor
 
 from ..data.loader import StatefulLoader
@@ -30,7 +29,7 @@ from ..models.fusion_model import FusionHeads, FusionModel
 from ..models.region_cache import cache_regions, region_sample
 from ..models.region_classifier import RegionClassifierPlan, train_region_classifier
 from ..models.region_features import RegionEncoder
-from ..training.learner import LossTerm
+from ..training.loss_terms import LossTerm
 from ..training.optim import norm_or_bias, param_groups
 from ..training.schedules import warmup_cosine
 
@@ -140,7 +139,7 @@ def fusion_schedule(
 def fusion_build_inputs(
     recipe: FusionRecipe,  # `bert`, `regions` and their numbers
     visual: nn.Module,  # Backbone of the regions, or None
-    dls: DataLoaders,  # From `loaders`, with the collator of the method
+    dls: 'DataLoaders',  # From `loaders`, with the collator of the method
     seed: int,  # Of what is random
 ) -> dict:  # `bert`, `regions`, `seed`, and with `standardize` the `features` of some regions
     "Make the BERT and the region encoder that the model starts from; cache regions if the recipe says so"

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['caption_sizes', 'label_key', 'shown_labels', 'backbone_and_rest', 'momentum_sgd', 'cosine_schedule',
-           'recipe_backbone', 'central_view', 'recipe_text_encoder', 'make_learner']
+           'recipe_backbone', 'central_view', 'visual_only', 'recipe_text_encoder', 'make_learner']
 
 # %% ../../nbs/methods/12_learner.ipynb #5a3c7e12
 from collections.abc import Callable
@@ -13,7 +13,6 @@ from functools import partial
 
 import numpy as np
 import torch
-from fastai.data.core import DataLoaders
 from torch import nn
 
 from ..core.seeding import seed_of
@@ -25,8 +24,6 @@ from .base import Method
 from .recipe import MethodRecipe
 from ..models.backbones import make_backbone
 from ..models.text_encoder import TextEncoder
-from ..training.callbacks import default_callbacks
-from ..training.learner import BatchLearner, learner
 from ..training.optim import param_groups, sgd
 from ..training.schedules import warmup_cosine
 
@@ -95,6 +92,13 @@ def central_view(
     "Make the view that shows the middle of an image"
     return EvalTransform(recipe.size)
 
+
+def visual_only(
+    model: torch.nn.Module,  # Has its backbone as `visual`, or has none
+) -> dict:  # `backbone`, if there is one
+    "Capabilities of a model of which nothing else is known"
+    return {'backbone': m for name, m in model.named_children() if name == 'visual'}
+
 # %% ../../nbs/methods/12_learner.ipynb #5a3c7e20
 def recipe_text_encoder(
     recipe: MethodRecipe,  # `width`, `depth`, `heads`, `dropout`, `norm`, `max_len`, `init`
@@ -110,14 +114,18 @@ def recipe_text_encoder(
 def make_learner(
     method: Method,  # Whose model is trained
     recipe: MethodRecipe,  # All numbers
-    dls: DataLoaders,  # From `loaders`, with the collator of the method
+    dls: 'DataLoaders',  # From `loaders`, with the collator of the method
     visual: nn.Module = None,  # Another backbone than the recipe's
     seed: int = 0,  # Initial weights and dropout depend on this alone
     precision: str = 'auto',  # As for `MixedPrecision`
     *,
     cbs: list | tuple = (),  # More callbacks
-) -> BatchLearner:  # Train it with `fit_steps(recipe.steps)`; `sizes`: as `method.sizes` gives them
+) -> 'BatchLearner':  # Train it with `fit_steps(recipe.steps)`; `sizes`: as `method.sizes` gives them
     "Make a learner that trains a method's model from its initial weights"
+    # here, because fastai takes as long as PyTorch, and who opens a run imports this module, too
+    from vlrep.training.callbacks import default_callbacks
+    from vlrep.training.learner import learner
+
     dls = method.views(recipe, dls)
     if visual is None:
         visual = method.backbone(recipe, seed)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..data.tokenizer import TokenIds
 from ..losses.cross_entropy import soft_target_cross_entropy
-from ..training.learner import LossTerm
+from ..training.loss_terms import LossTerm
 
 # %% ../../nbs/methods/07_word_head.ipynb #97ef5719
 def words_in(

@@ -16,7 +16,6 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
-import torchvision
 from safetensors.torch import load_file, save_file
 
 from ..core.files import FilePath, atomic_folder, read_json, write_json
@@ -223,6 +222,8 @@ def _write(folder, to, state, note):
 
 def _torchvision_net(name, state):
     "Build torchvision's network with these weights, up to its grid, in float64"
+    import torchvision  # here: it takes longer than PyTorch, and opening a run needs none of it
+
     net = getattr(torchvision.models, name)(weights=None)
     net.fc = torch.nn.Identity()
     net.load_state_dict(state, strict=True)

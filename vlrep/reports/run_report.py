@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['pick', 'jpeg_uri', 'object_map', 'report_html', 'read_run', 'shown_files', 'write_page', 'write_report',
-           'read_results', 'over_seeds', 'comparison_html', 'write_comparison']
+           'read_results', 'over_seeds', 'comparison_html', 'write_comparison', 'report']
 
 # %% ../../nbs/reports/40_run_report.ipynb #93aeff88
 import base64
@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from ..core.files import FilePath, atomic_file, read_json
+from ..core.registry import resolve
 from ..core.run_facts import last_result, log_rows, read_run_facts
 from ..core.text_files import json_lines
 from vlrep.reports.figures import (
@@ -546,3 +547,22 @@ def write_comparison(
     if len(runs) < 2:
         raise ValueError(f'{len(runs)} run: at least two are compared')
     return write_page(path, partial(comparison_html, [read_run(r) for r in runs]), *runs)
+
+# %% ../../nbs/reports/40_run_report.ipynb #1161fe17
+def report(
+    runs: list,  # Run folders
+    out: FilePath = None,  # The page of several runs; comparison.html by default
+    log: callable = print,  # Called with the path of the page
+) -> Path:  # The page
+    "Write the report of a run, or one report that compares several runs"
+    tuned = [r for r in runs if 'finetune' in read_run_facts(r)]
+    if tuned and (len(runs) > 1 or out is not None):
+        raise ValueError(f'{tuned[0]}: a fine-tuned run has a report page of its own, and stands in none with others')
+    if tuned:
+        path = resolve('vlrep.evaluation.finetune.report:write_task_report')(tuned[0])
+    elif len(runs) == 1 and out is None:
+        path = write_report(runs[0])
+    else:
+        path = write_comparison(runs, out or 'comparison.html')
+    log(f'report: {path}')
+    return path

@@ -25,7 +25,7 @@ from fastcore.basics import noop
 
 from ..core.files import FilePath, atomic_file, file_sha256, locked, read_json, write_json
 from ..core.processes import end_processes, start_python
-from ..core.progress import versions
+from ..core.progress import commit, versions
 from ..core.registry import did_you_mean, load_plugin, plugin_files
 from ..core.run_facts import check_types, last_result, read_log
 from ..core.text_files import read_toml
@@ -33,7 +33,7 @@ from ..evaluation.base import EVALUATIONS
 from ..experiments.commands import evaluate
 from ..experiments.comparisons import pack_draws
 from ..experiments.config import recipe_dict
-from ..experiments.job import commit, processor
+from ..experiments.job import processor
 from ..experiments.load_run import open_run
 from ..experiments.pretrain import pretrain, resume_run, run_checks
 from ..experiments.spec import Runtime

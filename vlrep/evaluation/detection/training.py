@@ -24,7 +24,8 @@ from ..finetune.training import FixedLengthEpochs, KeptBest
 from ...training.callbacks import default_callbacks
 from ...training.checkpoint import Checkpointer
 from ...training.distributed import current_dist
-from ...training.learner import BaseCallback, BatchLearner, GradientAccumulation, LossTerm, MicroBatchLoader, learner
+from ...training.learner import BaseCallback, BatchLearner, GradientAccumulation, MicroBatchLoader, learner
+from ...training.loss_terms import LossTerm
 from ...training.optim import param_groups
 from ...training.schedules import step_decay
 

@@ -13,7 +13,6 @@ from collections.abc import Callable
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
-from fastai.data.core import DataLoaders
 from fastcore.basics import patch
 from torch import Tensor
 
@@ -26,7 +25,7 @@ from ..learner import make_learner, recipe_text_encoder
 from ..word_head import BagOfWordsHead, loader_idf, with_word_head, word_term
 from ...models.text_encoder import mean_words
 from ...training.distributed import Dist
-from ...training.learner import BatchLearner, LossTerm
+from ...training.loss_terms import LossTerm
 from ...training.optim import param_groups
 
 # %% ../../../nbs/methods/clip/40_method.ipynb #c15d1bac
@@ -131,7 +130,7 @@ def clip_counts(
 def clip_build_inputs(
     recipe: CLIPRecipe,  # `word_weight`
     visual: nn.Module,  # Not used
-    dls: DataLoaders,  # From `loaders`
+    dls: 'DataLoaders',  # From `loaders`
     seed: int,  # Not used
 ) -> dict:  # `idf`, for a word head
     "Compute from the training set how rare words are, for a word head"
@@ -176,8 +175,8 @@ def clip_capabilities(model: CLIPModel) -> dict:
 
 def clip_learner(
     recipe: CLIPRecipe,  # All numbers
-    dls: DataLoaders,  # From `loaders`; its tokenizer is `dls.train.tokenizer`
+    dls: 'DataLoaders',  # From `loaders`; its tokenizer is `dls.train.tokenizer`
     **kw,  # As for `make_learner`: visual, seed, precision, cbs
-) -> BatchLearner:  # A fastai Learner; train it with `fit_steps(recipe.steps)`
+) -> 'BatchLearner':  # A fastai Learner; train it with `fit_steps(recipe.steps)`
     "Make a learner that trains a backbone with a contrastive loss between images and captions"
     return make_learner(METHODS['clip'], recipe, dls, **kw)

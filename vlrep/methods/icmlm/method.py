@@ -13,7 +13,6 @@ from dataclasses import asdict
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
-from fastai.data.core import DataLoaders
 from torch import Tensor
 
 from ...data.loader import StatefulLoader
@@ -29,7 +28,7 @@ from ..learner import caption_sizes, make_learner
 from ...models.bert import SmallBertPlan, make_bert, small_config
 from ...models.bert_model import Bert, BertConfig
 from ...models.concept_head import ConceptHead, concept_nll
-from ...training.learner import BatchLearner, LossTerm
+from ...training.loss_terms import LossTerm
 
 # %% ../../../nbs/methods/icmlm/40_method.ipynb #9de27997
 ICMLMModel = MaskedWordModel  # A backbone and a frozen BERT, a head for the masked word, one for the concepts
@@ -101,7 +100,7 @@ def _head(recipe, channels, width):
 def icmlm_build_inputs(
     recipe: ICMLMRecipe,  # `bert` and its numbers
     visual: nn.Module,  # Not used
-    dls: DataLoaders,  # From `loaders`, with the collator of the method
+    dls: 'DataLoaders',  # From `loaders`, with the collator of the method
     seed: int,  # Of a small BERT
 ) -> dict:  # `bert`, and `counts` (v,)
     "Load or train a BERT, and count how often each token is masked in the training set"
@@ -150,8 +149,8 @@ def icmlm_callbacks(
 
 def icmlm_learner(
     recipe: ICMLMRecipe,  # All numbers, and the head
-    dls: DataLoaders,  # From `loaders`, with the collator of the method
+    dls: 'DataLoaders',  # From `loaders`, with the collator of the method
     **kw,  # As for `make_learner`: visual, seed, precision, cbs
-) -> BatchLearner:  # A fastai Learner; train it with `fit_steps(recipe.steps)`
+) -> 'BatchLearner':  # A fastai Learner; train it with `fit_steps(recipe.steps)`
     "Make a learner that trains a backbone by predicting masked words"
     return make_learner(METHODS['icmlm'], recipe, dls, **kw)

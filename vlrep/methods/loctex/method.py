@@ -12,7 +12,6 @@ from collections.abc import Callable
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
-from fastai.data.core import DataLoaders
 from fastcore.basics import patch
 from torch import Tensor
 
@@ -27,7 +26,7 @@ from .recipe import LocTexRecipe
 from ..word_head import BagOfWordsHead, loader_idf, with_word_head, word_term
 from ...models.text_encoder import mean_words
 from ...training.distributed import Dist, current_dist
-from ...training.learner import BatchLearner, LossTerm
+from ...training.loss_terms import LossTerm
 from ...training.optim import param_groups
 
 # %% ../../../nbs/methods/loctex/40_method.ipynb #96b57992
@@ -242,7 +241,7 @@ def loctex_loss(
 def loctex_build_inputs(
     recipe: LocTexRecipe,  # `word_weight`, `contrast`
     visual: nn.Module,  # Not used
-    dls: DataLoaders,  # From `loaders`
+    dls: 'DataLoaders',  # From `loaders`
     seed: int,  # Not used
 ) -> dict:  # `idf`, for a word head
     "Compute from the training set how rare words are in narratives or captions, for a word head"
@@ -298,8 +297,8 @@ def loctex_capabilities(model: LocTexModel) -> dict:
 
 def loctex_learner(
     recipe: LocTexRecipe,  # All numbers
-    dls: DataLoaders,  # From `loaders`, with `collate=NarrativeCollator(tokenizer, ...)`
+    dls: 'DataLoaders',  # From `loaders`, with `collate=NarrativeCollator(tokenizer, ...)`
     **kw,  # As for `make_learner`: visual, seed, precision, cbs
-) -> BatchLearner:  # A fastai Learner; train it with `fit_steps(recipe.steps)`
+) -> 'BatchLearner':  # A fastai Learner; train it with `fit_steps(recipe.steps)`
     "Make a learner that trains a backbone with localized narratives"
     return make_learner(METHODS['loctex'], recipe, dls, **kw)

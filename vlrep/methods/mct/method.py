@@ -26,7 +26,8 @@ from .recipe import MCTRecipe
 from ..word_head import loader_idf, with_word_head, word_term
 from ...models.bert import make_bert, small_config
 from ...models.bert_model import Bert, BertConfig
-from ...training.learner import BatchLearner, LossTerm, MicroBatchLoader
+from ...training.learner import BatchLearner, MicroBatchLoader
+from ...training.loss_terms import LossTerm
 from ...training.momentum_contrast import EnqueueKeys, MomentumEncoderUpdate
 from ...training.optim import param_groups
 

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
-from fastai.data.core import DataLoaders
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -18,7 +17,6 @@ from ..base import METHODS
 from ..learner import cosine_schedule, make_learner
 from .recipe import RotNetRecipe
 from ...models.concept_head import ConceptHead
-from ...training.learner import BatchLearner
 from ...training.schedules import step_decay
 
 # %% ../../../nbs/methods/rotnet/40_method.ipynb #d9901d89
@@ -82,8 +80,8 @@ def rotnet_schedule(
 
 def rotnet_learner(
     recipe: RotNetRecipe,  # All numbers
-    dls: DataLoaders,  # From `loaders`
+    dls: 'DataLoaders',  # From `loaders`
     **kw,  # As for `make_learner`: visual, seed, precision, cbs
-) -> BatchLearner:  # A fastai Learner; train it with `fit_steps(recipe.steps)`
+) -> 'BatchLearner':  # A fastai Learner; train it with `fit_steps(recipe.steps)`
     "Make a learner that trains a backbone to predict rotations"
     return make_learner(METHODS['rotnet'], recipe, dls, **kw)

@@ -11,7 +11,6 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from fastai.data.core import DataLoaders
 from torch import nn
 
 from ...data.loader import StatefulLoader
@@ -19,7 +18,6 @@ from ...losses.cross_entropy import multilabel_loss
 from ..base import METHODS
 from ..learner import make_learner, shown_labels
 from .recipe import SupervisedRecipe
-from ...training.learner import BatchLearner
 
 # %% ../../../nbs/methods/supervised/40_method.ipynb #207e65de
 class SupervisedModel(nn.Module):
@@ -58,7 +56,7 @@ def supervised_loss(
 def supervised_build_inputs(
     recipe: SupervisedRecipe,  # Not used
     visual: nn.Module,  # Not used
-    dls: DataLoaders,  # From `loaders`; their datasets have labels `tags`
+    dls: 'DataLoaders',  # From `loaders`; their datasets have labels `tags`
     seed: int,  # Not used
 ) -> dict:  # `columns`
     "Find the tags to learn: those that the training images show, or all if they show none"
@@ -90,8 +88,8 @@ def supervised_build(
 
 def supervised_learner(
     recipe: SupervisedRecipe,  # All numbers
-    dls: DataLoaders,  # From `loaders`; their datasets have labels `tags`
+    dls: 'DataLoaders',  # From `loaders`; their datasets have labels `tags`
     **kw,  # As for `make_learner`: visual, seed, precision, cbs
-) -> BatchLearner:  # A fastai Learner; train it with `fit_steps(recipe.steps)`
+) -> 'BatchLearner':  # A fastai Learner; train it with `fit_steps(recipe.steps)`
     "Make a learner that trains a backbone to predict tags; those that training images never show are left out"
     return make_learner(METHODS['supervised'], recipe, dls, **kw)

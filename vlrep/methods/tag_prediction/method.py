@@ -8,7 +8,6 @@ __all__ = ['TagPredictionModel', 'tag_prediction_loss', 'tag_prediction_sizes', 
 # %% ../../../nbs/methods/tag_prediction/40_method.ipynb #1b7889f1
 from collections.abc import Callable
 
-from fastai.data.core import DataLoaders
 from torch import nn
 
 from ...data.loader import StatefulLoader
@@ -16,7 +15,6 @@ from ..base import METHODS
 from ..learner import make_learner
 from .recipe import TagPredictionRecipe
 from ...models.concept_head import ConceptHead, concept_nll
-from ...training.learner import BatchLearner
 
 # %% ../../../nbs/methods/tag_prediction/40_method.ipynb #de8c6c77
 class TagPredictionModel(nn.Module):
@@ -73,8 +71,8 @@ def tag_prediction_build(
 
 def tag_prediction_learner(
     recipe: TagPredictionRecipe,  # All numbers, and what the tags are made of
-    dls: DataLoaders,  # From `loaders`, with the collator of the method
+    dls: 'DataLoaders',  # From `loaders`, with the collator of the method
     **kw,  # As for `make_learner`: visual, seed, precision, cbs
-) -> BatchLearner:  # A fastai Learner; train it with `fit_steps(recipe.steps)`
+) -> 'BatchLearner':  # A fastai Learner; train it with `fit_steps(recipe.steps)`
     "Make a learner that trains a backbone to predict tags, made from captions or given as labels"
     return make_learner(METHODS['tag_prediction'], recipe, dls, **kw)

@@ -6,7 +6,6 @@
 __all__ = ['ViLBERTModel', 'vilbert_build', 'vilbert_learner']
 
 # %% ../../../nbs/methods/vilbert/40_method.ipynb #95872658
-from fastai.data.core import DataLoaders
 from torch import nn
 
 from ..base import METHODS
@@ -14,7 +13,6 @@ from ..fusion_training import build_fusion
 from ..learner import make_learner
 from .recipe import ViLBERTRecipe, vilbert_config
 from ...models.fusion_model import FusionModel
-from ...training.learner import BatchLearner
 
 # %% ../../../nbs/methods/vilbert/40_method.ipynb #3127b885
 ViLBERTModel = FusionModel  # Two streams with co-attention
@@ -34,8 +32,8 @@ def vilbert_build(
 # %% ../../../nbs/methods/vilbert/40_method.ipynb #d0fa51be
 def vilbert_learner(
     recipe: ViLBERTRecipe,  # All numbers
-    dls: DataLoaders,  # From `loaders`, with the collator of the method
+    dls: 'DataLoaders',  # From `loaders`, with the collator of the method
     **kw,  # As for `make_learner`: visual, seed, precision, cbs
-) -> BatchLearner:  # A fastai Learner; train it with `fit_steps(recipe.steps)`
+) -> 'BatchLearner':  # A fastai Learner; train it with `fit_steps(recipe.steps)`
     "Make a learner that trains ViLBERT"
     return make_learner(METHODS['vilbert'], recipe, dls, **kw)

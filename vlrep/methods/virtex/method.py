@@ -11,7 +11,6 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from fastai.data.core import DataLoaders
 from torch import Tensor, nn
 
 from ...data.loader import StatefulLoader
@@ -28,7 +27,7 @@ from vlrep.methods.virtex.model import (
 )
 from .recipe import VirTexRecipe
 from ..word_head import loader_idf, with_word_head, word_term
-from ...training.learner import BatchLearner, LossTerm
+from ...training.loss_terms import LossTerm
 from ...training.optim import norm_or_bias, param_groups, sgd
 
 # %% ../../../nbs/methods/virtex/40_method.ipynb #85b9728f
@@ -81,7 +80,7 @@ def virtex_counts(
 def virtex_build_inputs(
     recipe: VirTexRecipe,  # `task`, `idf`, `word_weight`
     visual: nn.Module,  # Not used
-    dls: DataLoaders,  # From `loaders`
+    dls: 'DataLoaders',  # From `loaders`
     seed: int,  # Not used
 ) -> dict:  # `columns` of labels, or `idf`
     "Find in the training set which labels occur, or how rare words are"
@@ -165,8 +164,8 @@ def virtex_optimizer(
 
 def virtex_learner(
     recipe: VirTexRecipe,  # All numbers, and the task
-    dls: DataLoaders,  # From `loaders`; its tokenizer is `dls.train.tokenizer`, for multilabel its datasets have labels
+    dls: 'DataLoaders',  # From `loaders`; its tokenizer is `dls.train.tokenizer`; for multilabel its data has labels
     **kw,  # As for `make_learner`: visual, seed, precision, cbs
-) -> BatchLearner:  # A fastai Learner; train it with `fit_steps(recipe.steps)`
+) -> 'BatchLearner':  # A fastai Learner; train it with `fit_steps(recipe.steps)`
     "Make a learner that trains a backbone with one of the pretext tasks of VirTex"
     return make_learner(METHODS['virtex'], recipe, dls, **kw)

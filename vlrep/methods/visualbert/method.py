@@ -6,7 +6,6 @@
 __all__ = ['VisualBERTModel', 'visualbert_build', 'visualbert_learner']
 
 # %% ../../../nbs/methods/visualbert/40_method.ipynb #9bd8a23d
-from fastai.data.core import DataLoaders
 from torch import nn
 
 from ..base import METHODS
@@ -14,7 +13,6 @@ from ..fusion_training import build_fusion
 from ..learner import make_learner
 from .recipe import VisualBERTRecipe, visualbert_config
 from ...models.fusion_model import FusionModel
-from ...training.learner import BatchLearner
 
 # %% ../../../nbs/methods/visualbert/40_method.ipynb #fd564699
 VisualBERTModel = FusionModel  # One stream of words and regions
@@ -33,8 +31,8 @@ def visualbert_build(
 # %% ../../../nbs/methods/visualbert/40_method.ipynb #0e397dbe
 def visualbert_learner(
     recipe: VisualBERTRecipe,  # All numbers
-    dls: DataLoaders,  # From `loaders`, with the collator of the method
+    dls: 'DataLoaders',  # From `loaders`, with the collator of the method
     **kw,  # As for `make_learner`: visual, seed, precision, cbs
-) -> BatchLearner:  # A fastai Learner; train it with `fit_steps(recipe.steps)`
+) -> 'BatchLearner':  # A fastai Learner; train it with `fit_steps(recipe.steps)`
     "Make a learner that trains VisualBERT"
     return make_learner(METHODS['visualbert'], recipe, dls, **kw)
