@@ -169,16 +169,16 @@ class SkipNonFinite(StatefulCallback):
 
     def after_loss(self) -> None:
         # all processes must leave out the same steps
-        self.loss = self.loss_func.whole_total if self.learn.dist.world_size > 1 else self.loss_grad.detach()
+        self.to_check = self.loss_func.whole_total if self.learn.dist.world_size > 1 else self.loss_grad.detach()
 
     def after_backward(self) -> None:
         if self.learn.accumulate.n > 1:  # the other batches of its step may be counted
-            self._check_loss(self.loss.item())
+            self._check_loss(self.to_check.item())
 
     def before_step(self) -> None:
         "Check loss and gradient before the weights are updated; the host waits for the device here, and only once"
         norm = gradient_norm(self.learn)
-        loss, norm = torch.stack([self.loss.to(norm), norm]).tolist()
+        loss, norm = torch.stack([self.to_check.to(norm), norm]).tolist()
         self._check_loss(loss)
         if self.why is None and not math.isfinite(norm):
             self.why = f'the length of the gradient is {norm}'
