@@ -243,7 +243,8 @@ def _pretrain_options(argv):
     method = arguments.method if arguments.method in METHODS else 'virtex'  # what is no method, tyro refuses below
     data = arguments.data if arguments.data in DATASETS else 'world'
     recipes = METHODS[method].recipes
-    name = recipe_name(method, arguments.recipe if arguments.recipe in recipes else None, data)
+    exists = any(arguments.recipe in m.recipes for m in METHODS.values())  # else tyro refuses it below
+    name = recipe_name(method, arguments.recipe if exists else None, data)
     rows = [
         ('method', _one_of(METHODS, '(default: virtex)'), None),
         ('data', _one_of(DATASETS, '(default: world)'), None),

@@ -39,6 +39,9 @@ def recipe_name(
     recipes = METHODS[method].recipes
     if name in recipes:
         return name
+    others = [m for m in METHODS if name in METHODS[m].recipes]
+    if others:
+        raise ValueError(f'--recipe {name}: is one of --method {" or ".join(others)}, not of {method}')
     if name is not None:
         raise did_you_mean(f'--recipe of {method}', name, recipes)
     return next((n for n in (data, DATASETS[data].recipe) if n in recipes), 'world')
@@ -64,7 +67,10 @@ def resolve_options(
     *,
     backbone: str = None,  # A name for `named_backbone`, such as resnet18
 ) -> tuple:  # Recipe and sizes, as changed
-    "Resolve recipe and sizes; raise a `ValueError` that names the option that is wrong"
+    """Resolve recipe and sizes; raise a `ValueError` that names the option that is wrong
+
+    With fewer steps than the warm-up has, and no other warm-up given, it becomes a tenth of them.
+    """
     one_of('--data', data, DATASETS)
     one_of('--method', method, METHODS)
     if dataclasses is None:
@@ -72,7 +78,11 @@ def resolve_options(
     names = {c.split('=')[0].strip() for c in changes}
     if backbone:
         dataclasses = [_with_shape(dataclasses[0], backbone, names), dataclasses[1]]
-    recipe, options = map(check_fields, override_all(dataclasses, changes))
+    recipe, options = override_all(dataclasses, changes)
+    if 'warmup' not in names and 0 < recipe.steps <= recipe.warmup and 'steps' in names:
+        recipe = replace(recipe, warmup=recipe.steps // 10)
+    recipe = check_fields(recipe)
+    options = check_fields(options)
     if 'task' in names:
         raise ValueError('--task: the method decides it, see --method')
     DATASETS[data].check_options(options, names)
