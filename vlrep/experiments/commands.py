@@ -18,7 +18,6 @@ from ..data.paraphrases import MARIAN, MarianTranslator, write_paraphrases
 from ..datasets.base import DATASETS
 from ..evaluation.base import EVALUATIONS, EvaluationContext
 from ..evaluation.detection.detectron2 import write_detectron2_configs
-from ..evaluation.detection.torchscript import export_torchscript
 from ..evaluation.held_out import open_held_out, open_probe_sets
 from ..evaluation.transfer import table_text
 from .load_run import open_run, recipe_of
@@ -107,7 +106,7 @@ def export(
     out = Path(out or Path(run) / f'export-{to}')
     opened = open_run(run, which, plugins=plugins)
     if to == 'torchscript':
-        got = export_torchscript(opened, out)
+        got = resolve('vlrep.evaluation.detection.torchscript:export_torchscript')(opened, out)
     else:
         got = opened.export(out, to)
     if to == 'detectron2':
