@@ -94,9 +94,10 @@ def find_shards(
         warnings.warn(f'{root}: {what}; they are left out', stacklevel=2)
     seen = set()
     for path in found:
-        if path.resolve() in seen:
+        place = path.resolve()
+        if place in seen:
             raise ValueError(f'{path}: named twice')
-        seen.add(path.resolve())
+        seen.add(place)
         if path.suffix.lower() in ('.gz', '.tgz', '.bz2', '.xz', '.zst'):
             raise ValueError(f'{path}: a compressed shard can only be read from its beginning; decompress it')
     gone = set(lost)

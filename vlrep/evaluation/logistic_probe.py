@@ -64,7 +64,7 @@ def _rotate(x):
         e, u = torch.linalg.eigh(x @ x.T / n)
         keep = e > 1e-9 * e[-1].clamp(min=1e-9)
         e, v = e[keep], x.T @ (u[:, keep] / (n * e[keep]).sqrt())
-    return [o.float() for o in (mean, std, x @ v, v, e.clamp(min=0))]
+    return [o.float() for o in (mean, std, x.float() @ v.float(), v, e.clamp(min=0))]
 
 
 @contextmanager
@@ -92,7 +92,8 @@ def _cubic(a, b, lo, hi):
 def _line_search(at, begin, t, least, max_trials=25):
     """Seek a step that meets the strong Wolfe conditions, as in PyTorch's L-BFGS: (step, loss, slope, gradient)
 
-    `at` returns these four for a step; `begin` is its value at step 0, and `t` the first step to try
+    `at` returns these four for a step; `begin` is its value at step 0, and `t` the first step to try. A generator, as
+    `_descent` is
     """
     _, f, slope, _ = old = begin
 
@@ -100,7 +101,7 @@ def _line_search(at, begin, t, least, max_trials=25):
         return o[1] > f + 1e-4 * o[0] * slope
 
     for i in range(max_trials):
-        new = at(t)
+        new = yield from at(t)
         flat = abs(new[2]) <= -0.9 * slope
         if poor(new) or (i > 1 and new[1] >= old[1]) or (new[2] >= 0 and not flat):
             break
@@ -121,7 +122,7 @@ def _line_search(at, begin, t, least, max_trials=25):
             t = b - edge if b - t < t - a else a + edge
             close = False
         near = close
-        new = at(t)
+        new = yield from at(t)
         if poor(new) or new[1] >= low[1]:
             low, high = sorted((low, new), key=lambda o: o[1])
         else:
@@ -171,69 +172,90 @@ class _Steps:
         return torch.addmv(g, self.rows[:n].T, torch.from_numpy(-c).to(g.dtype), beta=-self.unit)
 
 # %% ../../nbs/evaluation/10_logistic_probe.ipynb #b88394b1
-def _minimise(evaluate, x, iters):
-    "L-BFGS from `x` (n,); `evaluate` gives loss and gradient at a place"
-    f, g = evaluate(x)
+def _descent(x, iters):
+    "L-BFGS from `x` (n,), a generator: it yields places, is sent the loss and its gradient there, and returns the end"
+    f, g = yield x
     known = _Steps(len(x))
-    live = LiveBar()
     seen = 1
 
     def at(t):
-        f, g = evaluate(x + t * d)
+        nonlocal seen
+        seen += 1
+        f, g = yield x + t * d
         return t, f, float(g @ d), g
 
+    for i in range(iters):
+        if g.abs().max() <= 1e-5 or seen >= iters * 5 // 4:
+            break
+        d = known.direction(g)
+        slope = float(g @ d)
+        if not slope < -1e-9:
+            break
+        first = min(1.0, 1 / float(g.abs().sum())) if i == 0 else 1.0
+        t, new, _, h = yield from _line_search(at, (0.0, f, slope, g), first, 1e-9 / float(d.abs().max()))
+        step = t * d
+        change = abs(new - f)
+        f = new
+        if i and (change < 1e-9 or step.abs().max() <= 1e-9):
+            return x + step
+        known.add(step, h - g)
+        x = x + step
+        g = h
+    return x
+
+
+def _minimise(evaluate, x, iters):
+    """L-BFGS from each row of `x` (m,n) on its own: the row that each ends at (m,n)
+
+    `evaluate(places, rows)` gives losses and gradients at places (a,n), of those rows that have not ended
+    """
+    searches = [_descent(row, iters) for row in x]
+    places = {i: next(s) for i, s in enumerate(searches)}
+    ends = [None] * len(x)
+    live = LiveBar()
+    rounds = 0
     try:
-        for i in range(iters):
-            if g.abs().max() <= 1e-5 or seen >= iters * 5 // 4:
-                break
-            d = known.direction(g)
-            if not (slope := float(g @ d)) < -1e-9:
-                break
-            first = min(1.0, 1 / float(g.abs().sum())) if i == 0 else 1.0
-            evaluations = []
-            t, new, _, h = _line_search(
-                lambda t: evaluations.append(t) or at(t), (0.0, f, slope, g), first, 1e-9 / float(d.abs().max())
-            )
-            seen += len(evaluations)
-            live(seen, iters, 'fitting probes')
-            step = t * d
-            change = abs(new - f)
-            f = new
-            if i and (change < 1e-9 or step.abs().max() <= 1e-9):
-                return x + step
-            known.add(step, h - g)
-            x = x + step
-            g = h
+        while places:
+            rows = list(places)
+            losses, gradients = evaluate(torch.stack([places[i] for i in rows]), rows)
+            for i, f, g in zip(rows, losses, gradients):
+                try:
+                    places[i] = searches[i].send((f, g))
+                except StopIteration as e:
+                    ends[i] = e.value
+                    del places[i]
+            rounds += 1
+            live(rounds, iters, 'fitting probes')
     finally:
         live.clear()
-    return x
+    return torch.stack(ends)
 
 # %% ../../nbs/evaluation/10_logistic_probe.ipynb #ceec1fb1
 def _linear_loss(z, t, scale, l2, *, many):
-    "Loss and gradient as a function of `u` (k,m,r) and intercepts (k,m), all in one row; `scale` (m,r), `l2` (m,1)"
+    "Losses and gradients as a function of rows: `u` (k,r), then intercepts (k,); `scale` (m,r), `l2` (m,1)"
     n, r = z.shape
-    m = len(l2)
     k = t.shape[1]
-    zt = z.T.contiguous()
-    yes = (t.T @ z / n)[:, None]
-    shares = t.mean(0)[:, None]
+    yes = t.T @ z / n
+    shares = t.mean(0)
 
-    def evaluate(x):
-        u = x[: k * m * r].view(k, m, r)
-        b = x[k * m * r :].view(k, m)
-        out = torch.empty_like(x)
-        w = scale * u
-        s = torch.addmm(b.view(-1, 1), w.flatten(0, 1), zt)
+    def evaluate(x, rows):
+        a = len(rows)
+        units = scale[rows][:, None]
+        u = x[:, : k * r].view(a, k, r)
+        b = x[:, k * r :]
+        w = units * u
+        s = torch.addmm(b.reshape(-1, 1), w.flatten(0, 1), z.T).view(a, k, n)
         if many:
-            l = s.relu().sum() + s.abs().neg_().exp_().log1p_().sum()
+            l = s.relu().sum((1, 2)) + s.abs().neg_().exp_().log1p_().sum((1, 2))
+            p = s.sigmoid_()
         else:
-            l = s.view(k, m * n).logsumexp(0).sum()
-        loss = float(l) / n - float((w * yes).sum()) - float((b * shares).sum()) + float((l2 * w * w).sum()) / 2
-        p = s.sigmoid_() if many else s.view(k, -1).softmax(0).view(k * m, n)
-        g = (p @ z).view(k, m, r).div_(n).sub_(yes).add_(w.mul_(l2))
-        torch.mul(g, scale, out=out[: k * m * r].view(k, m, r))
-        out[k * m * r :] = (p.mean(1).view(k, m) - shares).flatten()
-        return loss, out
+            log_p = s.log_softmax(1)
+            l = (s[:, 0] - log_p[:, 0]).sum(1)
+            p = log_p.exp_()
+        penalty = l2[rows, 0] / 2 * w.square().sum((1, 2))
+        losses = (l / n - (w * yes).sum((1, 2)) - b @ shares + penalty).tolist()
+        g = (p.view(-1, n) @ z).view(a, k, r).div_(n).sub_(yes).add_(w.mul_(l2[rows][:, None])).mul_(units)
+        return losses, torch.cat([g.flatten(1), p.mean(2) - shares], 1)
 
     return evaluate
 
@@ -257,11 +279,10 @@ def fit_linear(
         l2 = torch.tensor(l2s, dtype=torch.float32)[:, None]
         scale = ((0.25 if many else 0.5) * e + l2).rsqrt()  # (m,r)
         p = t.mean(0).clamp(0.5 / n, 1 - 0.5 / n)
-        start = torch.cat([torch.zeros(k * m * r), (p.logit() if many else p.log()).repeat_interleave(m)])
+        start = torch.cat([torch.zeros(k * r), p.logit() if many else p.log()]).expand(m, -1)
         got = _minimise(_linear_loss(z, t, scale, l2, many=many), start, iters)
-        w = (scale * got[: k * m * r].view(k, m, r)) @ v.T
-    b = got[k * m * r :].view(k, m).T
-    return Probe(mean, std, w.permute(1, 2, 0).contiguous(), b.contiguous(), tuple(l2s))
+        w = (scale[:, None] * got[:, : k * r].view(m, k, r)) @ v.T
+    return Probe(mean, std, w.mT.contiguous(), got[:, k * r :].contiguous(), tuple(l2s))
 
 # %% ../../nbs/evaluation/10_logistic_probe.ipynb #0977ac32
 def best_strength(
@@ -341,7 +362,8 @@ def fit_per_category(
         n0 = classes * m * r
         n1 = k * n0
         start = torch.cat([torch.zeros(n0 + n1), b.flatten()])
-        got = _minimise(_named_loss(zk, t[:, :, None], s0, s1, l0, l1=l1), start, iters)
+        loss = _named_loss(zk, t[:, :, None], s0, s1, l0, l1=l1)
+        (got,) = _minimise(lambda places, rows: zip(loss(places[0])), start[None], iters)
         w = s0 * got[:n0].view(classes, m, r) + s1 * got[n0 : n0 + n1].view(k, classes, m, r)
         w = (w @ v.T).permute(2, 3, 0, 1)
     b = got[n0 + n1 :].view(k, classes, m).permute(2, 0, 1)
