@@ -13,6 +13,7 @@ from pathlib import Path
 
 from ..core.files import FilePath, append_line
 from ..core.progress import commit, logged_warnings
+from ..core.registry import resolve
 from ..data.evaluation_batches import evaluation_processes
 from ..data.paraphrases import MARIAN, MarianTranslator, write_paraphrases
 from ..datasets.base import DATASETS
