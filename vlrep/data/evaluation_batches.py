@@ -62,15 +62,21 @@ def evaluation_loader(
 
 def computed_batches(
     loader: StatefulLoader,  # From `evaluation_loader` with `shared=True`; closed at the end
-    compute: Callable,  # Batch -> dict of tensors with a row for each of its images
-) -> Iterator[dict[str, Tensor]]:  # The rows of all processes, in the order of the batch
+    compute: Callable,  # Batch -> dict of tensors, or lists, with a row for each of its images
+) -> Iterator[dict[str, Tensor | list]]:  # The rows of all processes, in the order of the batch
     "Yield what `compute` makes of each batch, computed by all processes together"
     dist = evaluation_dist()
+
+    def of_all(rows):
+        if isinstance(rows, list):
+            return [row for part in dist.objects(rows) for row in part]
+        return dist.gather(rows)[0]
+
     try:
         for batch, _ in loader:
             out = compute(batch)
             if loader.world_size > 1:
-                out = {name: dist.gather(x)[0] for name, x in out.items()}
+                out = {name: of_all(rows) for name, rows in out.items()}
             yield out
     finally:
         loader.close()
