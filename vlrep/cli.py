@@ -349,6 +349,9 @@ def _caption(argv):
         sys.exit(1)  # what is wrong with an image was printed
 
 # %% ../nbs/90_cli.ipynb #5b7c90a4
+_FEATURE_PRECISION = _one_of(('fp32', 'bf16'), 'In which the backbone computes features (default: fp32)')
+
+
 def _evaluate_config():
     "Make a dataclass with the options of all registered evaluations"
     rows = [
@@ -359,6 +362,7 @@ def _evaluate_config():
         ('max_corrupt', _MAX_DAMAGED, None),
         ('workers', _READERS, 0),
         ('features', _option('DIR', 'Keep the features of images in this folder, and reuse those that it has'), None),
+        ('precision', _FEATURE_PRECISION, 'fp32'),
     ]
     for k, o in {k: o for e in EVALUATIONS.values() for k, o in e.options.items()}.items():
         choices = o.allowed or o.registry or ()
@@ -375,7 +379,7 @@ def _evaluate_config():
 def _evaluate(argv):
     "Evaluate a trained model"
     a = _given(_parse('evaluate', _evaluate_config(), argv))
-    common = ('run', 'on', 'which', 'max_corrupt', 'workers', 'features')
+    common = ('run', 'on', 'which', 'max_corrupt', 'workers', 'features', 'precision')
     EVALUATIONS[a['on']].check(**{k: v for k, v in a.items() if k not in common})
     check_damage(a['max_corrupt'])
     check_run(a['run'])
@@ -399,6 +403,7 @@ class _Features:
     pooling: _one_of(_POOLINGS, 'Mean over the grid, or over its quarters (default: avg)') = 'avg'
     which: _WHICH = 'best'
     workers: _READERS = 0
+    precision: _FEATURE_PRECISION = 'fp32'
     max_corrupt: _MAX_DAMAGED = None
     plugin: _PLUGIN = ()
 

@@ -20,7 +20,7 @@ from vlrep.data.tokenizer import Tokenizer
 from vlrep.datasets.world.dataset import world
 from vlrep.experiments.config import get_recipe
 from vlrep.methods.base import METHODS
-from vlrep.evaluation.captioning import write_captions
+from vlrep.evaluation.captioning import caption_scores
 from vlrep.models.features import bn_statistics, features
 from vlrep.evaluation.logistic_probe import fit_linear, fit_per_category
 from vlrep.evaluation.knn import neighbours
@@ -60,8 +60,8 @@ stage('softmax', lambda: softmax_probe(net, a, b, 'setting', SoftmaxRecipe(epoch
 stage('table', lambda: transfer_table(dict(net=net), a, a, b, draws=20))
 stage('pointing', lambda: pointing_table(dict(centre=centre_map), b))
 stage('captions', lambda: m.caption([b[i].image for i in range(3)]))
-stage('writing', lambda: write_captions(m, b, bs=16))
-stage('losses', lambda: caption_nll(model, made['learn'].loss_func.loss, m, b, range(len(b))))
+stage('writing', lambda: caption_scores(m, b))
+stage('losses', lambda: caption_nll(model, made['learn'].loss_func.loss, m, b, [range(len(b))], bs=16))
 stage('duplicates', lambda: duplicates(a, world('test', 24, size=32)))
 stage('readable', lambda: readable(b))
 stage('overfit', lambda: overfit(METHODS['virtex'], rec, dict(train=a), tokenizer=tokenizer, log=lambda s: None,
@@ -100,7 +100,7 @@ BARS = dict(
     table='question',
     pointing='masks',
     captions='batches of pictures',
-    writing='captions',
+    writing='batches of pictures',
     losses='photos, the loss of their captions',
     duplicates='thumbnails',
     readable='photos read',

@@ -13,6 +13,22 @@ from vlrep.experiments.spec import run_spec
 
 SMALL = [*SIZES, 'size=32', 'steps=4', 'warmup=1', 'baselines=False', 'visual_depth=10', 'visual_width=8', 'bs=16']
 
+SMALL_BATCHES = """
+import vlrep.models.features as module
+module.write_features.__defaults__ = (None, 16)  # images a batch
+"""
+KILLED = """
+import os, signal
+pool = module.pool_grid
+batches = []
+def killed_at_the_tenth(grid):
+    batches.append(len(grid))
+    if len(batches) == 10:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return pool(grid)
+module.pool_grid = killed_at_the_tenth
+"""
+
 
 @pytest.fixture(scope='module')
 def done(tmp_path_factory):
@@ -30,12 +46,19 @@ def done(tmp_path_factory):
         for n in (1, 2):
             own = ['--out', str(cwd / f'{name}{n}')] if command == 'features' else []
             runs[f'{name}{n}'] = dict(command=command, words=[[*rest, *own]] * n)
+    command, *rest = words['features']
+    for name, folder in dict(undisturbed='undisturbed', killed='killed', continued='killed').items():
+        first = SMALL_BATCHES if name == 'undisturbed' else SMALL_BATCHES + KILLED
+        out = [*rest, '--out', str(cwd / folder)]
+        runs[name] = dict(command=command, words=[out] * 2, before={'0': first, '1': SMALL_BATCHES})
     return run_ranks(cwd, runs), cwd
 
 
 def test_only_the_main_process_prints_and_writes(done):
     got, cwd = done
     for name, ranks in got.items():
+        if name == 'killed':
+            continue
         assert codes(ranks) == [0] * len(ranks), (name, ranks)
         assert ranks[0]['out'] and not any(r['out'] for r in ranks[1:])
     assert len((cwd / 'run' / 'evaluations.jsonl').read_text().splitlines()) == 2
@@ -57,3 +80,15 @@ def test_features_of_two_processes_are_those_of_one(done):
     assert one.name == two.name and (one / 'ids.json').read_text() == (two / 'ids.json').read_text()
     assert len(a) == 200 and a.any(1).all()  # each image once
     np.testing.assert_allclose(a, b, atol=1e-5)
+
+
+def test_an_extraction_that_was_killed_is_continued(done):
+    """The main process is killed at its tenth batch of 13, and has four when it is continued
+
+    The file has the bits of one that nobody disturbed
+    """
+    got, cwd = done
+    assert codes(got['killed'])[0] == -9 and codes(got['continued']) == [0, 0]
+    one, two = (next((cwd / name).iterdir()) for name in ('undisturbed', 'killed'))
+    assert one.name == two.name and {p.name for p in one.iterdir()} == {p.name for p in two.iterdir()}
+    assert (one / 'features.npy').read_bytes() == (two / 'features.npy').read_bytes()

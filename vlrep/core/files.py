@@ -18,7 +18,7 @@ import shutil
 import tokenize
 import zlib
 from collections.abc import Callable
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -92,15 +92,18 @@ def _alive(pid):
     return True
 
 
+def _leftovers(path):
+    "List the temporary files and folders beside `path` whose process has ended"
+    found = path.parent.glob(f'.{glob.escape(path.name)}.*.tmp')
+    pids = {p: p.name[len(path.name) + 2 : -len('.tmp')] for p in found}
+    return [p for p, pid in pids.items() if pid.isdecimal() and not _alive(int(pid))]
+
+
 def remove_leftovers(
     path: FilePath,  # What `atomic_file` or `atomic_folder` writes
 ) -> None:
     "Remove what killed processes have left beside `path`: temporary files and folders whose process has ended"
-    path = Path(path)
-    for p in path.parent.glob(f'.{glob.escape(path.name)}.*.tmp'):
-        pid = p.name[len(path.name) + 2 : -len('.tmp')]
-        if not pid.isdecimal() or _alive(int(pid)):
-            continue
+    for p in _leftovers(Path(path)):
         if p.is_dir():
             shutil.rmtree(p, ignore_errors=True)
         else:
@@ -140,15 +143,21 @@ def recover_folder(
 @contextmanager
 def atomic_folder(
     path: FilePath,  # Path of the folder; an existing one is replaced
+    resume: bool = False,  # Begin with what an interrupted process has left, and leave it when interrupted?
 ) -> 'Iterator[Path]':  # Yields the temporary folder to fill
     "Fill a folder beside its place and rename it when it is complete; on any error the old folder stays"
     path = recover_folder(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    remove_leftovers(path)
     new = path.with_name(f'.{path.name}.{os.getpid()}.tmp')
     old = path.with_name(f'.{path.name}.old')
-    shutil.rmtree(new, ignore_errors=True)
-    new.mkdir()
+    if not resume:
+        shutil.rmtree(new, ignore_errors=True)
+    elif not new.exists() and (begun := _leftovers(path)):
+        with suppress(FileNotFoundError):  # another process has just taken it
+            os.replace(begun[0], new)
+    remove_leftovers(path)
+    new.mkdir(exist_ok=resume)
+    interrupted = False
     try:
         with _write_errors(new, path):
             yield new
@@ -159,8 +168,12 @@ def atomic_folder(
                 os.replace(path, old)
             os.replace(new, path)
             shutil.rmtree(old, ignore_errors=True)
+    except (KeyboardInterrupt, SystemExit):
+        interrupted = True
+        raise
     finally:
-        shutil.rmtree(new, ignore_errors=True)
+        if not (resume and interrupted):
+            shutil.rmtree(new, ignore_errors=True)
 
 # %% ../../nbs/core/10_files.ipynb #a6725097
 def write_json(

@@ -11,6 +11,7 @@ import torch
 
 from ..core.progress import progress
 from ..core.seeding import rng
+from ..data.evaluation_batches import computed_batches, evaluation_loader
 from ..data.records import ImageTextDataset
 from ..data.tokenizer import pad_tokens
 from ..datasets.world.captions import caption_categories
@@ -25,7 +26,7 @@ def noun_scores(
 ) -> tuple:  # Numbers, and one dict a scene as `cards_html` takes them, without images
     "Measure precision and recall of nouns, and list for every caption what was right, wrong and missed"
     recs = [dataset[i] for i in range(len(dataset))]
-    says = m.caption([r.image for r in recs])
+    says = m.caption(dataset)
     pred = [caption_categories(s) for s in says]
     true = [set(r.tags) for r in recs]
     ours = caption_nouns(pred, true)
@@ -68,25 +69,43 @@ def caption_nll(
     loss: callable,  # (output, batch) -> (total nats, words)
     m: Pretrained,  # The same model, for views and tokenizer
     dataset: ImageTextDataset,  # Photos with captions
-    shown: np.ndarray | range,  # Row of the photo that is given with each one's captions (n,)
+    shown: np.ndarray | list,  # Row of the photo that is given with each one's captions: permutations (k,n)
     *,
     max_len: int = 30,  # Most tokens of a caption
+    bs: int = 64,  # Photos at a time
 ) -> np.ndarray:  # Nats, words and tokens of each photo's captions, over all decoding directions
-    # (n,3); [EOS] is a word, too
-    "Compute the loss of each photo's captions, given the photo `shown`"
-    out = []
-    for i, j in enumerate(progress(shown, len(shown), 'photos, the loss of their captions')):
-        words = sum(len(c.split()) + 1 for c in dataset.captions[i])
-        tokens, lengths = pad_tokens(m.tokenizer.encode(dataset.captions[i], max_len), m.tokenizer.pad)
-        image, hw = dataset.images([j])
-        b = dict(m.view(dict(images=image, hw=hw)), tokens=tokens, lengths=lengths)
-        b['images'] = b['images'].expand(len(tokens), -1, -1, -1)
-        b = {k: v.to(next(model.parameters()).device) for k, v in b.items()}
-        o = model(b)
-        total, n = loss(o, b)
+    # (k,n,3); [EOS] is a word, too
+    "Compute the loss of each photo's captions, given the photos `shown`"
+    shown = np.asarray(shown)
+    whose = np.argsort(shown, 1)  # the row whose captions are given with each photo
+    device = next(model.parameters()).device
+
+    def of_photo(image, grid, rows):
+        "Score the captions of these rows with one photo, in one batch (k,3)"
+        texts = [dataset.captions[i] for i in rows]
+        sizes = [len(t) for t in texts]
+        tokens, lengths = pad_tokens(m.tokenizer.encode([c for t in texts for c in t], max_len), m.tokenizer.pad)
+        targets = [int(n.sum()) for n in (lengths - 1).split(sizes)]
+        b = dict(images=image.expand(len(tokens), -1, -1, -1), tokens=tokens.to(device), lengths=lengths.to(device))
+        o = model(b | dict(grid=grid))
         ways = sum(k.startswith(('logits', 'nats')) for k in o)
-        out.append([float(total), words * ways, float(n) * ways])
-    return np.array(out)
+        # an output has a row for each caption, or for each word of all
+        outs = zip(*(x.split(sizes if len(x) == len(tokens) else targets) for x in o.values()))
+        batches = zip(*(x.split(sizes) for x in b.values()))
+        scored = []
+        for text, out, batch in zip(texts, outs, batches, strict=True):
+            total, n = loss(dict(zip(o, out)), dict(zip(b, batch)))
+            scored.append([float(total), sum(len(c.split()) + 1 for c in text) * ways, float(n) * ways])
+        return scored
+
+    def of_photos(batch):
+        views = zip(batch['images'].split(1), m.backbone(batch['images']).split(1), whose[:, batch['id'].tolist()].T)
+        return dict(losses=torch.tensor([of_photo(*view) for view in views], dtype=torch.float64))
+
+    loader = evaluation_loader(dataset, m.view, bs, device, shared=True)
+    batches = progress(computed_batches(loader, of_photos), len(loader), 'photos, the loss of their captions')
+    of_each_photo = torch.cat([b['losses'] for b in batches]).transpose(0, 1).numpy()
+    return np.take_along_axis(of_each_photo, shown[:, :, None], 1)
 
 # %% ../../nbs/evaluation/42_caption_content.ipynb #682c4f61
 def photo_samples(
@@ -103,9 +122,9 @@ def photo_samples(
     def each_of(a):
         return (a[:, 0].sum() / a[:, 1:].sum(0).T).tolist()  # nats a word, nats a token
 
-    right = caption_nll(model, loss, m, dataset, range(len(dataset)), max_len=max_len)
-    dealt = [derangement(len(dataset), k) for k in range(shuffles)]
-    others = [caption_nll(model, loss, m, dataset, d, max_len=max_len) for d in dealt]
+    n = len(dataset)
+    shown = [np.arange(n), *(derangement(n, k) for k in range(shuffles))]
+    right, *others = caption_nll(model, loss, m, dataset, shown, max_len=max_len)
     wrong = np.array([each_of(o) for o in others])
     saved = np.mean([o[:, 0] for o in others], 0) - right[:, 0]  # nats, of the captions of each photo
     worth = bootstrap_interval(lambda w: w @ saved / (w @ right[:, 1]), len(saved))
@@ -118,7 +137,7 @@ def photo_samples(
         wrong_piece=other_piece,
         worth=[float(v) for v in worth],
     )
-    says = m.caption([dataset[i].load() for i in range(len(dataset))])
+    says = m.caption(dataset)
     each = right[:, 0] / right[:, 1]
     return num, [
         dict(

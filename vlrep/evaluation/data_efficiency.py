@@ -14,7 +14,7 @@ from ..data.records import ImageTextDataset
 from .base import score_row
 from .logistic_probe import L2S, fit_linear
 from .transfer import mean_statistic
-from ..metrics.ranking import bootstrap, chance_ap, chance_top1, correct, mean_ap, top1
+from ..metrics.ranking import chance_ap, chance_top1, correct, draw_scores, mean_ap, percentile_interval, top1
 from ..models.features import features
 
 # %% ../../nbs/evaluation/45_data_efficiency.ipynb #7991e2e3
@@ -108,8 +108,5 @@ def _ends(stats, value, n):
     # (draws,seeds)
     pick = rng(0, 'seeds', seeds, draws).multinomial(seeds, np.full(seeds, 1 / seeds), size=draws) / seeds
 
-    def stat(w):
-        s = (pick * np.stack([f(w) for f in stats], 1)).sum(1)
-        return s - s.mean() + value
-
-    return bootstrap(stat, n, draws)
+    s = (pick * np.stack([draw_scores(f, n, draws) for f in stats], 1)).sum(1)
+    return percentile_interval(s - s.mean() + value)

@@ -7,11 +7,10 @@ __all__ = ['PROBES', 'LAYOUTS', 'evaluate_captions', 'evaluate_voc07', 'evaluate
            'evaluate_grounding']
 
 # %% ../../nbs/evaluation/70_evaluate.ipynb #fb703892
-import itertools
+from functools import partial
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from ..core.progress import logged_warnings
 from ..data.evaluation_batches import readable
@@ -45,13 +44,7 @@ def evaluate_captions(
 ) -> list:  # Rows
     "Compare the captions with human references"
     dataset = open_held_out(context, data, split)
-    at = itertools.count()
-
-    def write(images):
-        ids = dict(ids=torch.tensor([next(at) for _ in images])) if how == 'nucleus' else {}
-        return context.model.caption(images, how=how, **ids)
-
-    return caption_scores(write, dataset, who=context.method)
+    return caption_scores(partial(context.model.caption, how=how), dataset, who=context.method)
 
 # %% ../../nbs/evaluation/70_evaluate.ipynb #33caee04
 def evaluate_voc07(

@@ -17,12 +17,12 @@ from .base import EvaluationContext, score_row
 from .logistic_probe import best_strength, fit_linear, fit_per_category
 from vlrep.metrics.ranking import (
     average_precision,
-    bootstrap,
     chance_ap,
     chance_top1,
     correct,
-    draw_counts,
+    draw_scores,
     mean_ap,
+    percentile_interval,
     top1,
 )
 from ..models.features import features
@@ -150,12 +150,8 @@ def bootstrap_interval(
 ) -> tuple:  # Score, lower and upper end of its 95 % interval
     "Compute the score on all scenes, and its bootstrap interval over scenes"
     value = float(stat(np.ones((1, n)))[0])
-
-    def shifted(w):
-        scores = stat(w)
-        return scores - np.nanmean(scores) + value
-
-    return value, *bootstrap(shifted, n, draws, seed=seed)
+    scores = draw_scores(stat, n, draws, seed)
+    return value, *percentile_interval(scores - np.nanmean(scores) + value)
 
 
 def bootstrap_scores(
@@ -165,7 +161,7 @@ def bootstrap_scores(
     unit: float = 100,  # As for `score_row`: 100 for percent
 ) -> list:  # In this unit, two digits (keep)
     "Compute the score under draws that are the same for every run, so that two runs can be compared on each"
-    return np.round(unit * stat(draw_counts(n, keep)), 2).tolist()
+    return np.round(unit * draw_scores(stat, n, keep), 2).tolist()
 
 
 def mean_by_scene(

@@ -24,8 +24,9 @@ from ..evaluation.transfer import table_text
 from .load_run import open_run, recipe_of
 from .resolve_options import EXPORT_LAYOUTS, one_of
 from .spec import recorded_options
-from ..models.features import POOLS, stored_features, write_features
+from ..models.features import POOLS, PRECISIONS, stored_features, write_features
 from ..training.distributed import process_group
+from ..training.precision import choose_precision, emulation_hint
 from ..training.run_folder import open_run_folder
 
 # %% ../../nbs/experiments/70_commands.ipynb #107d7c32
@@ -36,6 +37,13 @@ def _context(run, which, root, max_corrupt, log, plugins, device):
     limit = loaded.info.get('max_corrupt') if max_corrupt is None else max_corrupt
     sizes = recorded_options(loaded.info, loaded / 'recipe.json')
     return EvaluationContext(model, recipe_of(loaded), loaded.info, sizes, root, log, max_corrupt=limit, run=loaded)
+
+
+def _check_precision(precision, device, log):
+    "Raise a `ValueError` if features cannot be computed in this precision, and log it if that is slow"
+    one_of('--precision', precision, PRECISIONS)
+    if hint := emulation_hint(device, choose_precision(device, precision)):
+        log(hint)
 
 
 def evaluate(
@@ -50,17 +58,20 @@ def evaluate(
     plugins: Sequence[FilePath] = (),  # Python files of the run that may be imported, since you trust them
     workers: int = 0,  # Processes that read images ahead
     features: FilePath = None,  # Folder that keeps features of images for later evaluations, see `stored_features`
+    precision: str = 'fp32',  # fp32 or bf16: in which the backbone computes features
     **options,  # Those of the evaluation, such as `spec` and `ap` of voc07
 ) -> list:  # Rows: `question, metric, backbone, n, chance, value, low, high`
     "Evaluate a trained model"
     evaluation = EVALUATIONS[on]
     options = evaluation.check(root, **options)
-    with process_group() as dist, evaluation_processes(workers, dist), stored_features(features):
+    with process_group() as dist, evaluation_processes(workers, dist), stored_features(features, precision):
         log = log if dist.is_main else str
+        _check_precision(precision, dist.device, log)
         context = _context(run, which, root, max_corrupt, log, plugins, dist.device)
         rows = evaluation.evaluate(context, **options)
         if dist.is_main:
-            line = dict(on=on, which=str(which), date=time.strftime('%Y-%m-%d'), commit=commit(), rows=rows)
+            facts = dict(on=on, which=str(which), precision=precision)
+            line = dict(facts, date=time.strftime('%Y-%m-%d'), commit=commit(), rows=rows)
             append_line(Path(run) / 'evaluations.jsonl', json.dumps(line, ensure_ascii=False))
     log(table_text(rows))
     return rows
@@ -75,18 +86,21 @@ def extract_features(
     pooling: str = 'avg',  # avg: mean over the grid (n,c); grid2: over its quarters (n,4c)
     which: str | int = 'best',  # Which checkpoint: best, last, or the number of a step
     workers: int = 0,  # Processes that read images ahead
+    precision: str = 'fp32',  # fp32 or bf16: in which the backbone computes; the file is float32 in any case
     max_corrupt: int | float | str = None,  # How many photos may be unreadable, see `corrupt_limit`
     log: Callable = print,  # Called with lines for the screen
     plugins: Sequence[FilePath] = (),  # Python files of the run that may be imported, since you trust them
 ) -> Path:  # The folder: `features.npy` float32, `ids.json` and `labels.npz`, in the same order
-    "Write the features of images by the backbone of a run"
+    "Write the features of images by the backbone of a run; the same call continues one that was killed"
     one_of('--part', part, ('train', 'test'))
     one_of('--pooling', pooling, POOLS)
     with process_group() as dist, evaluation_processes(workers, dist):
         log = log if dist.is_main else str
+        _check_precision(precision, dist.device, log)
         context = _context(run, which, root, max_corrupt, log, plugins, dist.device)
         images = open_held_out(context, data) if part == 'test' else open_probe_sets(context, data)[0]
-        folder = write_features(context.model.backbone, images, out, context.model.view.size, pools=(pooling,))[pooling]
+        how = dict(size=context.model.view.size, pools=(pooling,), precision=precision)
+        folder = write_features(context.model.backbone, images, out, **how)[pooling]
     log(f'{len(images):,} images, {pooling}: {folder}')
     return folder
 

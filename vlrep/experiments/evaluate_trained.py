@@ -41,7 +41,7 @@ def _shared(splits, log, maximum=20_000):
             f'vlrep.data.duplicates.duplicates'
         )
         return None
-    found = duplicates(readable(splits['train'], str), splits['test'])
+    found = duplicates(splits['train'], splits['test'])
     hit = len({b for _, b, *_ in found.same + found.near})
     captions = sum(c for *_, c in found.captions)
     if hit or captions:

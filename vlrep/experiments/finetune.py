@@ -19,7 +19,7 @@ from ..core.progress import commit, logged_warnings
 from ..core.run_facts import has_type, type_words
 from ..core.weights import WeightsNotFinite, fill_model
 from ..data.collate import caption_lines
-from ..data.evaluation_batches import readable
+from ..data.evaluation_batches import evaluation_processes, readable
 from ..data.fingerprint import fingerprint
 from ..data.region_inputs import RegionReader
 from ..data.tasks import read_labels
@@ -480,20 +480,15 @@ def _finish(job, setup, run, learn):
     spec = job.spec
     transfer = isinstance(TASKS[spec.task], TransferTask)
     learn.dist.barrier()  # the checkpoint is written
-    if not transfer:  # one process answers
-        leave_process_group(learn)
-        if not job.dist.is_main:
-            return
     try:
         setup.model.load_state_dict(run.weights('best'))
     except WeightsNotFinite as e:
         raise TrainingDiverged(f'{e}; lower the learning rate') from None
     with job.stages('answers'):
         rows = _transfer_table(job, setup, run) if transfer else _task_table(job, setup, run)
-    if transfer:
-        leave_process_group(learn)
-        if not job.dist.is_main:
-            return
+    leave_process_group(learn)
+    if not job.dist.is_main:
+        return
     drift = [] if transfer else _drift(job, setup, run)
     job.log(table_text(rows))
     numbers = dict(table=rows, best_step=learn.train_state.best_step, history=learn.save_run.history)
@@ -504,7 +499,10 @@ def _finish(job, setup, run, learn):
 
 # %% ../../nbs/experiments/75_finetune.ipynb #e4bc3ac9
 def _task_table(job, setup, run):
-    "Rows of the validation and the test set; decisions are written beside them, and some with their images"
+    """Rows of the validation and the test set, for which all processes decide
+
+    The first one writes decisions beside them, and some with their images
+    """
     rows = []
     shown = []
     plan = job.spec.plan
@@ -514,14 +512,18 @@ def _task_table(job, setup, run):
         if (d := setup.parts.get(split)) is None:
             continue
         decide = partial(decide_all, setup.model, task, d, setup.collate, size=setup.recipe.size)
-        decisions = decide()
+        tabled = d.targets is not None and plan.report in ('both', split)
+        with evaluation_processes(job.runtime.workers, job.dist if job.dist.world_size > 1 else None):
+            decisions = decide()
+            alone = decide(text_only=True) if tabled and not plan.text_only else None
+        if not job.dist.is_main:
+            continue
         path = run / f'predictions-{split}{task.suffix}'
         task.submit(path, d, decisions)
         if d.targets is None:
             job.log(f'{split}: {len(d):,} answers in {path}')
-        elif plan.report in ('both', split):
+        elif tabled:
             shown = shown or example_answers(d, decisions, seed=job.spec.seed)
-            alone = None if plan.text_only else decide(text_only=True)
             rows += task_rows(
                 task,
                 setup.parts['train'],
@@ -532,7 +534,8 @@ def _task_table(job, setup, run):
                 seed=job.spec.seed,
                 draws=plan.draws if split == 'test' else 0,
             )
-    write_json(run / 'samples.json', dict(examples=shown))
+    if job.dist.is_main:
+        write_json(run / 'samples.json', dict(examples=shown))
     return rows
 
 

@@ -18,7 +18,8 @@ from torch import nn
 from ..core.files import FilePath
 from ..core.plotting import to_hwc
 from ..core.progress import progress
-from ..data.records import fit_square, open_image
+from ..data.evaluation_batches import computed_batches, evaluation_loader
+from ..data.records import ImageTextDataset, fit_square, open_image
 from .export import export_backbone
 from .features import frozen
 
@@ -101,44 +102,64 @@ class Pretrained:
         got = [fit_square(to_image(i, self.side), self.side) for i in image_batches]
         images = torch.from_numpy(np.stack([a for a, _ in got])).permute(0, 3, 1, 2)
         hw = torch.tensor([h for _, h in got])
-        p = next(p for owner in self._owners() for p in owner.parameters())
+        p = self._parameter()
         return self.view(dict(images=images.to(p.device), hw=hw.to(p.device)), ('use',))['images'].to(p.dtype)
 
+    def _parameter(self):
+        return next(p for owner in self._owners() for p in owner.parameters())
+
     def _each(self, images, f, bs):
-        "Apply `f` to one picture, or to each of a list in batches of `bs`"
-        one = not isinstance(images, (list, tuple))
-        image_batches = [images] if one else list(images)
+        "Apply `f` to the images and row numbers of each batch; collect its results, one for each image"
+        if isinstance(images, ImageTextDataset):
+            p = self._parameter()
+            loader = evaluation_loader(images, self.view, bs, p.device, shared=True)
+            n = len(loader)
+
+            def computed(batch):
+                return dict(results=f(batch['images'].to(p.dtype), batch['id'].tolist()))
+
+            batches = (b['results'] for b in computed_batches(loader, computed))
+        else:
+            starts = range(0, len(images), bs)
+            n = len(starts)
+            rows = (range(i, min(i + bs, len(images))) for i in starts)
+            batches = (f(self.batch([images[i] for i in some]), some) for some in rows)
         with self.evaluating():
-            out = [
-                o
-                for i in progress(range(0, len(image_batches), bs), label='batches of pictures')
-                for o in f(self.batch(image_batches[i : i + bs]))
-            ]
-        return out[0] if one else out
+            return [o for results in progress(batches, n, 'batches of pictures') for o in results]
 
     def embed(
         self,
-        images: FilePath | Image.Image | np.ndarray | torch.Tensor | list,  # A picture, or a list of them
+        images: FilePath | Image.Image | np.ndarray | torch.Tensor | list | ImageTextDataset,  # A picture, or many
         bs: int = 64,  # Pictures at a time
-    ) -> np.ndarray:  # float32 (d,), or (n,d) for a list
+    ) -> np.ndarray:  # float32 (d,), or (n,d) for a list or a dataset
         "Global average of the backbone's grid: one feature vector for each image"
-        out = self._each(images, lambda x: self.backbone(x).mean((2, 3)).float().cpu().numpy(), bs)
-        if not isinstance(out, list):
-            return out
+        if not isinstance(images, (list, tuple, ImageTextDataset)):
+            return self.embed([images])[0]
+        out = self._each(images, lambda x, _: list(self.backbone(x).mean((2, 3)).float().cpu().numpy()), bs)
         return np.stack(out) if out else np.zeros((0, self.backbone.width), np.float32)
 
     def caption(
         self,
-        images: FilePath | Image.Image | np.ndarray | torch.Tensor | list,  # A picture, or a list of them
+        images: FilePath | Image.Image | np.ndarray | torch.Tensor | list | ImageTextDataset,  # A picture, or many
         bs: int = 64,  # Pictures at a time
         **how,  # How to write, as the model's `generate` takes it: how='beam', beams=5, ...
     ) -> str | list:  # A sentence, or a list of them
-        "Captions of images"
+        """Captions of images; of a dataset they are read by the loader, and shared by the processes of an evaluation
+
+        What a nucleus draws depends on the number of the picture, unless `ids` are given
+        """
         write = self.capabilities.get('caption')
         if write is None:
             hint = ' (its features are there: `embed`)' if 'backbone' in self.capabilities else ''
             raise ValueError(f'{self.name} cannot write captions: it was trained without them{hint}')
-        return self._each(images, lambda x: [self.tokenizer.decode(t) for t in write(x, **how)], bs)
+        if not isinstance(images, (list, tuple, ImageTextDataset)):
+            return self.caption([images], bs, **how)[0]
+
+        def captions(x, rows):
+            ids = dict(ids=rows) if how.get('how') == 'nucleus' else {}
+            return [self.tokenizer.decode(t) for t in write(x, **(ids | how))]
+
+        return self._each(images, captions, bs)
 
 # %% ../../nbs/models/70_pretrained.ipynb #5b1e07c4
 @patch

@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from ...core.files import FilePath, brief
+from ...data.evaluation_batches import computed_batches, evaluation_loader
 from ...data.image_files import has_text, some_of
-from ...data.loader import StatefulLoader
 from ...data.tasks import TaskDataset
 from ...data.text_pairs import encode_pairs
 from ...data.transforms import EvalTransform
@@ -44,17 +44,15 @@ def decide_all(
 ) -> np.ndarray:  # As `task.decide` gives it
     "Decide for all examples, in their order"
     p = next(model.parameters())
-    dl = StatefulLoader(
-        examples,
-        bs,
-        aug=EvalTransform(size or examples.size, whole=True),
-        collate=collate,
-        flip_p=0.0,
-        device=p.device,
-        max_corrupt=0,
-    )
+    view = EvalTransform(size or examples.size, whole=True)
+    loader = evaluation_loader(examples, view, bs, p.device, shared=True, collate=collate, flip_p=0.0)
+
+    def decisions(batch):
+        decided = task.decide(model(batch, text_only)['logits'].float(), examples.classes)
+        return dict(decisions=torch.from_numpy(decided))
+
     with frozen(model):
-        return np.concatenate([task.decide(model(b, text_only)['logits'].float(), examples.classes) for b, _ in dl])
+        return torch.cat([b['decisions'] for b in computed_batches(loader, decisions)]).numpy()
 
 # %% ../../../nbs/evaluation/finetune/60_results.ipynb #68ea90ad
 def _rows(task, examples, decisions, *, constant, who, question, seed):

@@ -23,6 +23,7 @@ from ...datasets.base import DATASETS
 from ..base import EvaluationContext
 from ..held_out import evaluation_images
 from ..transfer import log_table, statistic_row
+from ...models.features import plain_batches
 from ...models.pretrained import Pretrained
 
 # %% ../../../nbs/evaluation/image_ablation/10_table.ipynb #e91fe5e9
@@ -109,13 +110,17 @@ def _asked(m, dataset, samples, reader, seed, *, bs):
     can = m.capabilities
     out = {}
     fair = []
-    for k in progress(range(0, len(samples), bs), label='named words'):
+    p = next(p for owner in m._owners() for p in owner.parameters())
+    device = p.device
+    starts = range(0, len(samples), bs)
+    views = [None] * len(starts)
+    if reader.how != 'files':
+        views = plain_batches(dataset.subset([row for row, *_ in samples]), bs=bs, device=device, view=m.view)
+    for k, images in progress(zip(starts, views), len(starts), 'named words'):
         rows, ids, words, boxes = zip(*samples[k : k + bs])
-        images = m.batch([dataset[r].load() for r in rows]) if reader.how != 'files' else None
-        device = next(p for owner in m._owners() for p in owner.parameters()).device
         tokens, lengths = (t.to(device) for t in pad_tokens(list(ids), m.tokenizer.pad))
         batch = {a: v.to(device) for a, v in reader(dataset, np.array(rows)).items()}
-        regions = can['regions'](batch if images is None else {**batch, 'images': images})
+        regions = can['regions'](batch if images is None else {**batch, 'images': images.to(p.dtype)})
         want = torch.tensor(words, device=device)
         first = torch.from_numpy(hashed_uniform(np.arange(k, k + len(rows)), seed, 'other regions')).to(device)
         ways, enough = _ways(regions, torch.tensor(boxes, device=device), first)

@@ -80,14 +80,15 @@ def _asked(m, dataset, samples, seed):
     device = counts.device
     bs = 64  # captions at a time
     out = dict(right=[], other=[], text=[], unigram=[])
-    for k in progress(range(0, len(samples), bs), label='masked words'):
-        rows, ids, _, answers = zip(*samples[k : k + bs])
+    rows = np.array([row for row, *_ in samples])
+    shown = dict(right=rows) if others is None else dict(right=rows, other=others[rows])
+    views = [plain_batches(dataset.subset(at), m.view.size, bs, device) for at in shown.values()]
+    starts = range(0, len(samples), bs)
+    for k, *images_of in progress(zip(starts, *views), len(starts), 'masked words'):
+        _, ids, _, answers = zip(*samples[k : k + bs])
         tokens, lengths = (t.to(device) for t in pad_tokens(list(ids), m.tokenizer.pad))
         answers = torch.tensor(answers, device=device)
-        rows = np.array(rows)
-        shown = dict(right=rows, **({} if others is None else dict(other=others[rows])), text=None)
-        for who, at in shown.items():
-            images = None if at is None else next(plain_batches(dataset.subset(at), m.view.size, bs, device))
+        for who, images in zip([*shown, 'text'], [*images_of, None], strict=True):
             out[who].append(_hits(fill(dict(tokens=tokens, lengths=lengths, images=images)).float(), answers))
         # words equally frequent: the one with the lower number
         order = counts.double() - torch.arange(len(counts), device=device).double() / len(counts) / 2

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from ..base import score_row
-from ..transfer import bootstrap_interval
-from ...metrics.ranking import bootstrap, draw_counts
+from ..transfer import bootstrap_interval, bootstrap_scores
+from ...metrics.ranking import bootstrap
 from ...metrics.retrieval import chance_median, chance_recall, retrieval_folds, retrieval_ranks
 
 # %% ../../../nbs/evaluation/retrieval/20_table.ipynb #673af893
@@ -81,6 +81,6 @@ def retrieval_table(
             scores = dict(chance=chance, value=value, low=low, high=high)
             row = score_row(f'{name}: {k}', metric, who, queries, **scores, unit=unit, **facts)
             if keep:
-                row['draws'] = np.round(unit * stat(draw_counts(len(images), keep)), 2).tolist()
+                row['draws'] = bootstrap_scores(stat, len(images), keep, unit)
             out.append(row)
     return out

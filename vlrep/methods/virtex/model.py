@@ -87,14 +87,16 @@ class VisualTextDecoder(BagOfWordsHead, nn.Module):
         images: Tensor,  # Normalised images (b,3,h,w)
     ) -> Tensor:  # Cells of the grid at the decoders' width (b,n,d)
         "Compute the projected cells that the decoders attend to"
-        return self.project(self.visual(images).flatten(2).transpose(1, 2))
+        return self._cells(self.visual(images))
 
-    def _look(self, images):
-        "Return `visual_tokens`, and the grid's mean if a word head is being trained, else None"
-        if not (self.word_weight and self.training):
-            return self.visual_tokens(images), None
-        grid = self.visual(images)
-        return self.project(grid.flatten(2).transpose(1, 2)), grid.mean((2, 3))
+    def _cells(self, grid):
+        return self.project(grid.flatten(2).transpose(1, 2))
+
+    def _look(self, batch):
+        "Return the cells for each caption, and the grid's mean if a word head is being trained, else None"
+        grid = batch['grid'] if 'grid' in batch else self.visual(batch['images'])
+        cells = self._cells(grid).expand(len(batch['tokens']), -1, -1)
+        return cells, grid.mean((2, 3)) if self.word_weight and self.training else None
 
     def hidden_states(
         self,
@@ -150,15 +152,16 @@ class CaptioningModel(VisualTextDecoder):
 
     def forward(
         self,
-        batch: dict,  # `images`, `tokens` and `lengths`
+        batch: dict,  # `images`, `tokens` and `lengths`; perhaps `grid`, what the backbone has computed of the images
+        # already (b,c,h,w), or of the one image that all captions are about (1,c,h,w)
     ) -> dict:  # `logits_f` (n,v), `target_f` (n,), a row for each word; backward the same with `_b`
         "Scores of each next word, and the words; rows without a word have the target -100"
-        dtype = self.autocast_dtype if batch['images'].device.type == 'cpu' else None
+        dtype = self.autocast_dtype if batch['tokens'].device.type == 'cpu' else None
         with nullcontext() if dtype is None else torch.autocast('cpu', dtype):
             return self._next_words(batch)
 
     def _next_words(self, batch):
-        (vis, mean), tokens, lengths = self._look(batch['images']), batch['tokens'], batch['lengths']
+        (vis, mean), tokens, lengths = self._look(batch), batch['tokens'], batch['lengths']
         out = {}
         packing = self.packing(lengths - 1, tokens.shape[1] - 1)
         ways = zip('fb', (tokens, reverse_captions(tokens, lengths)), self.decoders)
@@ -271,7 +274,7 @@ class MaskedLMModel(VisualTextDecoder):
         batch: dict,  # `images`, `tokens` and `lengths`
     ) -> dict:  # `logits` (n,v), `target` (n,): one row for each target
         "Scores of each missing word, and the words"
-        (vis, mean), tokens, lengths = self._look(batch['images']), batch['tokens'], batch['lengths']
+        (vis, mean), tokens, lengths = self._look(batch), batch['tokens'], batch['lengths']
         seen, target = self.masked(tokens, lengths)
         is_target = (target >= 0) & (target != self.pad)
         packing = self.packing(lengths, tokens.shape[1])
