@@ -89,8 +89,12 @@ def caption_nll(
         b = dict(images=image.expand(len(tokens), -1, -1, -1), tokens=tokens.to(device), lengths=lengths.to(device))
         o = model(b | dict(grid=grid))
         ways = sum(k.startswith(('logits', 'nats')) for k in o)
-        # an output has a row for each caption, or for each word of all
-        outs = zip(*(x.split(sizes if len(x) == len(tokens) else targets) for x in o.values()))
+
+        def parts(x):  # it has a row for each word of all captions, or equally many rows for each caption
+            rows = len(x) // len(tokens)
+            return x.split(targets if len(x) == sum(targets) else [rows * n for n in sizes])
+
+        outs = zip(*map(parts, o.values()))
         batches = zip(*(x.split(sizes) for x in b.values()))
         scored = []
         for text, out, batch in zip(texts, outs, batches, strict=True):
