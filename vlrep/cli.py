@@ -243,8 +243,8 @@ def _pretrain_options(argv):
     method = arguments.method if arguments.method in METHODS else 'virtex'  # what is no method, tyro refuses below
     data = arguments.data if arguments.data in DATASETS else 'world'
     recipes = METHODS[method].recipes
-    exists = any(arguments.recipe in m.recipes for m in METHODS.values())  # else tyro refuses it below
-    name = recipe_name(method, arguments.recipe if exists else None, data)
+    exists = any(arguments.recipe in m.recipes for m in METHODS.values()) and arguments.method in (None, *METHODS)
+    name = recipe_name(method, arguments.recipe if exists else None, data)  # what does not exist, tyro refuses below
     rows = [
         ('method', _one_of(METHODS, '(default: virtex)'), None),
         ('data', _one_of(DATASETS, '(default: world)'), None),

@@ -53,7 +53,7 @@ def captioner():
     model = CaptioningModel(make_backbone(10, 8), len(TOKENIZER), width=32, heads=2).eval()
     capabilities = dict(
         caption=model.generate,
-        fill_mask=lambda b: model.output(model.embed.words(b['tokens'][:, 0])),
+        fill_mask=lambda b: model.output(model.embed.words(b['tokens'][:, 0])) * b['images'].mean((1, 2, 3))[:, None],
         masked_counts=lambda: torch.ones(len(TOKENIZER), dtype=torch.int64),
     )
     return model, Pretrained(model.visual, EvalTransform(24), 24, TOKENIZER, **capabilities)

@@ -2,11 +2,15 @@
 
 import traceback
 from contextlib import contextmanager
+from pathlib import Path
 from unittest.mock import patch
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import vlrep
+
+LIBRARY = f'{Path(vlrep.__file__).parent}/'
 READ = {'_local_scalar_dense', 'nonzero', 'masked_select', 'equal', 'is_nonzero', '_unique2', 'unique_dim', 'bincount'}
 MASKED = {'index', 'index_put', 'index_put_'}  # with a mask, how many elements there are must be known
 
@@ -14,12 +18,12 @@ MASKED = {'index', 'index_put', 'index_put_'}  # with a mask, how many elements 
 def _place():
     "Name the line that reads; '' where only a CPU does: optimisers count their steps, padding is left out"
     frames = traceback.extract_stack()
-    ours = [f for f in frames if '/vlrep/' in f.filename and '/tests/' not in f.filename]
+    ours = [f for f in frames if f.filename.startswith(LIBRARY)]
     if any('/torch/optim/' in f.filename for f in frames):
         return ''
     if any("device.type == 'cpu'" in f.line or 'Packing(' in f.line or '= real.' in f.line for f in ours):
         return ''
-    return f'{ours[-1].filename.split("/vlrep/")[-1]}: {ours[-1].line}'
+    return f'{ours[-1].filename.removeprefix(LIBRARY)}: {ours[-1].line}'
 
 
 class _Counter(TorchDispatchMode):

@@ -17,7 +17,7 @@ from ..core.registry import check_plugins, load_plugin, resolve
 from ..core.run_facts import read_run_facts
 from ..datasets.base import DATASETS
 from ..evaluation.finetune.plan import TASKS
-from .config import get_recipe, override, recipe_dict, recipe_from_dict, recorded_recipe
+from .config import get_recipe, override, override_all, recipe_dict, recipe_from_dict, recorded_recipe
 from .resolve_options import one_of, recipe_name, resolve_options, tiny_changes
 from ..methods.base import METHODS
 from ..methods.recipe import MethodRecipe
@@ -143,10 +143,11 @@ def run_spec(
     resolve_options(method, name, (), data)  # what does not fit together is said before a missing file
     _check_root(data, root)
     file, backbone, shape = _initial_weights(weights_file, backbone)
-    small = tiny_changes(get_recipe(method, name), DATASETS[data].options) if tiny else []
-    if backbone:
-        small = [c for c in small if not c.startswith('visual_')]
-    recipe, options = resolve_options(method, name, [*small, *shape, *changes], data, backbone=backbone)
+    parts = [get_recipe(method, name), DATASETS[data].options]
+    if tiny:
+        small = [c for c in tiny_changes(*parts) if not (backbone and c.startswith('visual_'))]
+        parts = override_all(parts, small)
+    recipe, options = resolve_options(method, name, [*shape, *changes], data, parts, backbone=backbone)
     return RunSpec(
         method,
         name,

@@ -167,12 +167,18 @@ class SkipNonFinite(StatefulCallback):
         if 'id' in self.yb[0]:
             self.ids.append(self.yb[0]['id'])
 
+    @property
+    def scaler(self):
+        "The scaler of float16, None without one"
+        return self.learn.precision.scaler if hasattr(self.learn, 'precision') else None
+
     def after_loss(self) -> None:
         # all processes must leave out the same steps
         self.to_check = self.loss_func.whole_total if self.learn.dist.world_size > 1 else self.loss_grad.detach()
 
     def after_backward(self) -> None:
-        if self.learn.accumulate.n > 1:  # the other batches of its step may be counted
+        # the other batches of its step may be counted; a scaler leaves a step out before the check below
+        if self.learn.accumulate.n > 1 or self.scaler:
             self._check_loss(self.to_check.item())
 
     def before_step(self) -> None:
@@ -196,8 +202,7 @@ class SkipNonFinite(StatefulCallback):
 
     def after_cancel_step(self) -> None:
         "Count the step, unless the scaler skipped it while adjusting its factor"
-        scaler = self.learn.precision.scaler if hasattr(self.learn, 'precision') else None
-        if self.why is None and scaler and scaler.get_scale() >= 1:
+        if self.why is None and self.scaler and self.scaler.get_scale() >= 1:
             return
         self.learn.train_state.skipped += 1
         self.bad_in_a_row += 1

@@ -686,7 +686,8 @@ def learner(
     *,
     metrics: list | tuple = (),  # fastai metrics, for validation
     dist: Dist = None,  # This process among those that train together; `current_dist()` by default
-    capabilities: callable = lambda model: {},  # Model -> functions by name, see `vlrep.models.pretrained`
+    capabilities: callable = lambda model: {'backbone': m for name, m in model.named_children() if name == 'visual'},
+    # Model -> functions by name, see `vlrep.models.pretrained`
     counts: Callable = None,  # (model, part of a batch) -> as `counts` of `MicroBatchLoader`
 ) -> BatchLearner:
     "Make a `BatchLearner`, fastai's Learner for dict batches and losses that return `(total, count)`"

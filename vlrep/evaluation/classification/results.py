@@ -216,4 +216,6 @@ def classify(
             f'{self.name}: was not fine-tuned on classes: vlrep finetune {self.name} --task classification makes a '
             f'run that classifies'
         )
-    return self._each(images, lambda x: self.capabilities['classify'](x, top=top), bs)
+    if not isinstance(images, (list, tuple)):
+        return self.classify([images], top, bs)[0]
+    return self._each(images, lambda x, _: self.capabilities['classify'](x, top=top), bs)

@@ -100,8 +100,9 @@ def export_torchscript(
         read = torch.jit.load(new / 'detector.pt', map_location=device)
         with frozen(detector):
             pairs = zip(detector.net(photos), read(photos))
-            error = max(_difference(a[k].float(), b[k].float()) for a, b in pairs for k in a)
-        if not error < 1e-4:
+            differences = [_difference(a[k].float(), b[k].float()) for a, b in pairs for k in a]
+        error = max(differences)
+        if not all(d < 1e-4 for d in differences):
             raise ValueError(
                 f'torchscript: what was read again differs from the detector by {error:.2g}; nothing was written'
             )
