@@ -400,6 +400,9 @@ class ImageTextDataset:
             if v is not None and len(v) != self.n:
                 raise ValueError(f'{self.name}: {len(v)} {what} for {self.n} images')
 
+    def __repr__(self):
+        return f'{type(self).__name__}({self.name}: {len(self):,} images)'
+
     def __len__(self):
         return self.n
 
