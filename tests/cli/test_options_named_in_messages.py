@@ -113,6 +113,7 @@ def test_an_option_that_does_not_exist_is_seen(tmp_path, monkeypatch):
 SAY = {
     'experiments/finetune.py': 'finetune',
     'evaluation/finetune/*': 'finetune',
+    'evaluation/detection/torchscript.py': 'export',
     'evaluation/*': 'evaluate',
     'experiments/job.py': 'resume',
     'experiments/evaluate_trained.py': 'resume',

@@ -26,7 +26,6 @@ from .resolve_options import EXPORT_LAYOUTS, one_of
 from .spec import recorded_options
 from ..models.features import POOLS, PRECISIONS, stored_features, write_features
 from ..training.distributed import process_group
-from ..training.precision import choose_precision, emulation_hint
 from ..training.run_folder import open_run_folder
 
 # %% ../../nbs/experiments/70_commands.ipynb #107d7c32
@@ -42,6 +41,9 @@ def _context(run, which, root, max_corrupt, log, plugins, device):
 def _check_precision(precision, device, log):
     "Raise a `ValueError` if features cannot be computed in this precision, and log it if that is slow"
     one_of('--precision', precision, PRECISIONS)
+    # here: it imports fastai, which captions do without
+    from vlrep.training.precision import choose_precision, emulation_hint
+
     if hint := emulation_hint(device, choose_precision(device, precision)):
         log(hint)
 

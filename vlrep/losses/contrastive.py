@@ -70,10 +70,10 @@ def info_nce(
                 a = all_a
                 b = all_b
                 first = 0
-        s = a / temperature @ all_b.T
+        s = (a / temperature).to(a.dtype) @ all_b.T  # a learned temperature may be float64
         loss = _choose(s, first, include_positive, group=group)
         if direction == 'symmetric':
-            back = s.T if len(a) == len(all_a) else b / temperature @ all_a.T
+            back = s.T if len(a) == len(all_a) else (b / temperature).to(b.dtype) @ all_a.T
             loss = (loss + _choose(back, first, include_positive, group=group)) / 2
     total = loss.sum() if own == len(a) else loss.sum() * (own / len(a))
     return total, torch.tensor(own, device=a.device)

@@ -32,5 +32,6 @@ def combine_terms(
     own = torch.stack([n for *_, n in terms])
     whole = dist.sum(own if counts is None else torch.stack([torch.as_tensor(counts[k]).to(own) for k in names]))
     largest = whole.argmax()
-    most, count = (v.gather(0, largest[None])[0] for v in (whole, own))  # `v[largest]` would wait for the device
-    return sum(w * t * (most / n.clamp(min=1)) for (w, t, _), n in zip(terms, whole)), count
+    # `whole[largest]` would make the host wait for the device
+    largest_count, count = (v.gather(0, largest[None])[0] for v in (whole, own))
+    return sum(w * t * (largest_count / n.clamp(min=1)) for (w, t, _), n in zip(terms, whole)), count

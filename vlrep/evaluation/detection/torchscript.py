@@ -7,6 +7,7 @@ __all__ = ['torchscript_detector', 'export_torchscript']
 
 # %% ../../../nbs/evaluation/detection/75_torchscript.ipynb #4102a7f4
 import json
+import warnings
 from pathlib import Path
 
 import torch
@@ -52,7 +53,8 @@ def torchscript_detector(
     device = next(net.parameters()).device
     image = torch.rand(1, 3, 64, 96, generator=torch_rng('torchscript')).to(device)
     region = image.new_zeros(2, net.backbone.out_channels, 14, 14)
-    with frozen(detector):
+    with frozen(detector), warnings.catch_warnings():
+        warnings.simplefilter('ignore')  # PyTorch recommends torch.export, which cannot export a detector's loops
         try:
             for (owner, name), part in swapped.items():
                 traced = (part, image) if name == 'backbone' else (_plain_head(part), region)
