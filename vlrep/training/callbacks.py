@@ -168,7 +168,7 @@ class SkipNonFinite(StatefulCallback):
             self.ids.append(self.yb[0]['id'])
 
     @property
-    def scaler(self):
+    def scaler(self) -> 'torch.amp.GradScaler | None':
         "The scaler of float16, None without one"
         return self.learn.precision.scaler if hasattr(self.learn, 'precision') else None
 

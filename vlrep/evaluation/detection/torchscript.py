@@ -8,6 +8,7 @@ __all__ = ['torchscript_detector', 'export_torchscript']
 # %% ../../../nbs/evaluation/detection/75_torchscript.ipynb #4102a7f4
 import json
 import warnings
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -32,6 +33,14 @@ class _Detections(nn.Module):
         return self.net(images)[1]
 
 
+@contextmanager
+def _without_advice():
+    "Leave out warnings: PyTorch recommends torch.export, which cannot export the loops of a detector"
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')
+        yield
+
+
 def _plain_head(head):
     "Write the head of C4 as layers in a row, which own the fourth stage"
     if isinstance(head, FourthStage):
@@ -53,8 +62,7 @@ def torchscript_detector(
     device = next(net.parameters()).device
     image = torch.rand(1, 3, 64, 96, generator=torch_rng('torchscript')).to(device)
     region = image.new_zeros(2, net.backbone.out_channels, 14, 14)
-    with frozen(detector), warnings.catch_warnings():
-        warnings.simplefilter('ignore')  # PyTorch recommends torch.export, which cannot export a detector's loops
+    with frozen(detector), _without_advice():
         try:
             for (owner, name), part in swapped.items():
                 traced = (part, image) if name == 'backbone' else (_plain_head(part), region)
@@ -96,7 +104,7 @@ def export_torchscript(
     detector = finder.model
     device = next(detector.parameters()).device
     photos = [torch.rand(3, 120, 160, generator=torch_rng('photo', i)).to(device) for i in range(2)]
-    with atomic_folder(folder) as new:
+    with atomic_folder(folder) as new, _without_advice():
         torchscript_detector(detector).save(new / 'detector.pt')
         (new / 'labels.json').write_text(json.dumps(finder.labels, ensure_ascii=False), encoding='utf-8')
         read = torch.jit.load(new / 'detector.pt', map_location=device)
