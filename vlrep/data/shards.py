@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..core.files import FilePath, atomic_file, atomic_folder, brief
+from ..core.files import FilePath, atomic_file, atomic_folder, brief, check_new_folder
 from ..core.seeding import rng
 from .image_files import is_hidden, some_of
 
@@ -382,8 +382,7 @@ def write_shards(
         raise ValueError(f'per_shard={per_shard}: at least 1 image a shard')
     if not n:
         raise ValueError(f'{dataset.name}: no images to write')
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ValueError(f'{folder}: exists already; give a folder that is new or empty')
+    check_new_folder(folder)
     order = np.arange(n) if seed is None else rng(seed, 'shards').permutation(n)
     names = [f'{k:06}.tar' for k in range(-(-n // per_shard))]
     with atomic_folder(folder) as new:

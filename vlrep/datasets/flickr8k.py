@@ -10,7 +10,7 @@ import csv
 import os
 from pathlib import Path
 
-from ..core.files import FilePath, atomic_folder
+from ..core.files import FilePath, atomic_folder, check_new_folder
 from ..core.text_files import table_rows
 from ..data.image_files import _nfc, caption_source, is_hidden, leave_out, photo_name, write_images
 from ..data.records import ImageFileDataset
@@ -83,8 +83,7 @@ def write_flickr8k(
     "Write records in Flickr8k's layout, the whole folder or nothing"
     root = Path(root)
     n = 0
-    if root.exists() and (not root.is_dir() or any(root.iterdir())):
-        raise ValueError(f'{root}: exists and is not empty; give another folder')
+    check_new_folder(root)
     with atomic_folder(root) as new, (new / 'captions.txt').open('w', encoding='utf-8', newline='') as f:
         out = csv.writer(f, lineterminator='\n')
         out.writerow(['image', 'caption'])

@@ -53,7 +53,7 @@ class Method:
     schedule: Callable = Lazy(_DEFAULTS + 'cosine_schedule')  # recipe -> (step -> factor of the learning rates)
     callbacks: Callable = Lazy(_nothing)  # recipe -> callbacks beside `default_callbacks`
     counts: Callable = Lazy(_unknown)  # recipe -> ((model, batch) -> {term: count}), or None
-    capabilities: Callable = Lazy(_DEFAULTS + 'visual_only')  # model -> functions by name
+    capabilities: Callable = Lazy('vlrep.models.pretrained:visual_only')  # model -> functions by name
     backbone: Callable = Lazy(_DEFAULTS + 'recipe_backbone')  # (recipe, seed) -> backbone with its initial weights
     views: Callable = Lazy(_same)  # (recipe, loaders) -> loaders with the method's views
     held_out_view: Callable = Lazy(_DEFAULTS + 'central_view')  # recipe -> view of an image for the trained model

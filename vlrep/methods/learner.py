@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['caption_sizes', 'label_key', 'shown_labels', 'backbone_and_rest', 'momentum_sgd', 'cosine_schedule',
-           'recipe_backbone', 'central_view', 'visual_only', 'recipe_text_encoder', 'make_learner']
+           'recipe_backbone', 'central_view', 'recipe_text_encoder', 'make_learner']
 
 # %% ../../nbs/methods/12_learner.ipynb #5a3c7e12
 from collections.abc import Callable
@@ -91,13 +91,6 @@ def central_view(
 ) -> EvalTransform:
     "Make the view that shows the middle of an image"
     return EvalTransform(recipe.size)
-
-
-def visual_only(
-    model: torch.nn.Module,  # Has its backbone as `visual`, or has none
-) -> dict:  # `backbone`, if there is one
-    "Capabilities of a model of which nothing else is known"
-    return {'backbone': m for name, m in model.named_children() if name == 'visual'}
 
 # %% ../../nbs/methods/12_learner.ipynb #5a3c7e20
 def recipe_text_encoder(

@@ -389,12 +389,9 @@ def quick_table(
     out |= {k: {**table.get(k, {}), **v} for k in ('data', 'finetune', 'ask') if (v := getattr(quick, k))}
     out |= {k: first_rates(out[k]) for k in ('rates', 'finetune') if k in out}
     tasks = out.get('finetune', {}).get('tasks', [])
-    changes_of = [table.get('finetune', {}).get('own', {}), quick.finetune.get('own', {})]
-    own = {t: {k: v for part in changes_of for k, v in part.get(t, {}).items()} for t in tasks}
-    if own := {t: changes for t, changes in own.items() if changes}:
-        out['finetune']['own'] = own
-    elif 'finetune' in out:
-        out['finetune'].pop('own', None)
+    if 'finetune' in out:
+        own, few = (part.get('own', {}) for part in (table['finetune'], quick.finetune))
+        out['finetune'] = out['finetune'] | dict(own={t: {**own.get(t, {}), **few.get(t, {})} for t in tasks})
     out['variants'] = []
     for row in (row for row in table['variants'] if row['name'] in keep):
         name = row['name']

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ...core.fields import corrupt_limit
-from ...core.files import FilePath, atomic_folder
+from ...core.files import FilePath, atomic_folder, check_new_folder
 from ...core.progress import logged_warnings
 from ...data.image_files import PART_WORDS, some_of
 from ...data.shard_index import ShardDataset, ShardIndex
@@ -144,8 +144,7 @@ def make_shards(
             f'--data {data}: has {", ".join(sorted(builder.provides))} alone, and shards hold captions, '
             f'narratives and labels'
         )
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ValueError(f'{out}: exists already; give a folder that is new or empty')
+    check_new_folder(out)
     options = options or builder.options
     if split != 'auto':
         options = with_split(options, split, data)

@@ -15,9 +15,10 @@ import torch
 import torch.nn as nn
 from torch import Tensor
 
-from ...core.files import FilePath, atomic_folder
+from ...core.files import FilePath, atomic_folder, check_new_folder
 from ...core.seeding import torch_rng
 from .model import Detector, FourthStage, FourthStageGrid
+from ...models.export import relative_difference
 from ...models.features import frozen
 from ...models.pretrained import Pretrained
 
@@ -81,13 +82,6 @@ found = net([decode_image('photo.jpg', 'RGB') / 255])[0]
 print([(names[k - 1], score) for k, score in zip(found['labels'].tolist(), found['scores'].tolist())])"""
 
 
-def _difference(a, b):
-    "Largest difference of two tensors, relative to the first one's largest value; infinite for two shapes"
-    if a.shape != b.shape:
-        return float('inf')
-    return ((a - b).abs().max() / a.abs().max().clamp(min=1)).item() if len(a) else 0.0
-
-
 def export_torchscript(
     m: Pretrained,  # An opened run of `vlrep finetune --task detection` or `segmentation`
     folder: FilePath,  # Where to; it must not exist, or be empty
@@ -99,8 +93,7 @@ def export_torchscript(
         )
     finder = m.capabilities['detect']
     folder = Path(folder)
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ValueError(f'{folder}: there is something already; choose another folder')
+    check_new_folder(folder)
     detector = finder.model
     device = next(detector.parameters()).device
     photos = [torch.rand(3, 120, 160, generator=torch_rng('photo', i)).to(device) for i in range(2)]
@@ -110,7 +103,7 @@ def export_torchscript(
         read = torch.jit.load(new / 'detector.pt', map_location=device)
         with frozen(detector):
             pairs = zip(detector.net(photos), read(photos))
-            differences = [_difference(a[k].float(), b[k].float()) for a, b in pairs for k in a]
+            differences = [relative_difference(a[k].float(), b[k].float()) for a, b in pairs for k in a]
         error = max(differences)
         if not all(d < 1e-4 for d in differences):
             raise ValueError(
