@@ -60,6 +60,11 @@ METRICS = [
     (ranking.chance_top1, ([1], []), 'test: empty'),
     (ranking.draw_counts, (0,), 'n=0'),
     (ranking.draw_counts, (3, 0), 'draws=0'),
+    (ranking.draw_scores, (lambda w: w.sum(1), 0), 'n=0'),
+    (ranking.draw_scores, (lambda w: w.sum(1), 3, 2), [3, 3]),
+    (ranking.percentile_interval, (np.array([]),), (nan, nan)),
+    (ranking.percentile_interval, (np.array([nan, nan]),), (nan, nan)),
+    (ranking.percentile_interval, (np.array([nan, 2.0]),), (2, 2)),
     (ranking.bootstrap, ([1.0],), (1, 1)),
     (ranking.bootstrap, ([],), 'stat: empty'),
     (ranking.bootstrap, ([nan],), 'stat: holds NaN'),
@@ -125,5 +130,4 @@ def test_every_public_metric_is_tested_here():
     tried = {f.__name__ for f, *_ in METRICS}
     modules = captioning, detection, multilabel, pointing_game, ranking, retrieval, vqa
     public = {n for m in modules for n in m.__all__ if inspect.isfunction(getattr(m, n))}
-    # one writes a file, the others take what `bootstrap` and its callers have drawn
-    assert public - tried == {'save_detections', 'draw_scores', 'percentile_interval'}
+    assert public - tried == {'save_detections'}  # which writes a file
