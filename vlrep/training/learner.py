@@ -38,7 +38,6 @@ from PIL import Image, ImageOps
 from ..core.files import FilePath, atomic_file, cache_dir
 from ..core.plotting import to_hwc
 from ..data.records import fit_square, open_image
-from ..models.pretrained import visual_only
 from .distributed import Dist, current_dist
 from .loss_terms import combine_terms
 
@@ -687,7 +686,8 @@ def learner(
     *,
     metrics: list | tuple = (),  # fastai metrics, for validation
     dist: Dist = None,  # This process among those that train together; `current_dist()` by default
-    capabilities: callable = visual_only,  # Model -> functions by name, see `vlrep.models.pretrained`
+    capabilities: callable = lambda model: {'backbone': m for name, m in model.named_children() if name == 'visual'},
+    # Model -> functions by name, see `vlrep.models.pretrained`
     counts: Callable = None,  # (model, part of a batch) -> as `counts` of `MicroBatchLoader`
 ) -> BatchLearner:
     "Make a `BatchLearner`, fastai's Learner for dict batches and losses that return `(total, count)`"
