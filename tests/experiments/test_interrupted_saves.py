@@ -51,16 +51,8 @@ def whole(tmp_path_factory):
     return go(tmp_path_factory.mktemp('whole') / 'run')
 
 
-def at_save(k, do):
-    "`torch.save`, which does something else the `k`-th time: a save is of the best checkpoint first, then of the last"
-    save = torch.save
-    calls = [0]
-
-    def later(*a, **kw):
-        calls[0] += 1
-        return do() if calls[0] == k else save(*a, **kw)
-
-    return later
+# a save writes the best checkpoint first, then gives its files a second name as the last one
+HALVES = {1: (torch, 'save'), 2: (vlrep.training.run_folder, 'link_file')}
 
 
 @pytest.fixture(scope='module')
@@ -69,7 +61,7 @@ def killed(tmp_path_factory):
     run = tmp_path_factory.mktemp('killed') / 'run'
 
     def work():
-        torch.save = at_save(2, lambda: os.kill(os.getpid(), signal.SIGKILL))
+        setattr(*HALVES[2], lambda *a: os.kill(os.getpid(), signal.SIGKILL))
         go(run)
 
     assert in_child(work) == -signal.SIGKILL
@@ -146,7 +138,7 @@ def test_a_run_killed_before_any_checkpoint_begins_anew(tmp_path, whole, quick):
     run = tmp_path / 'run'
 
     def work():
-        torch.save = at_save(1, lambda: os.kill(os.getpid(), signal.SIGKILL))
+        setattr(*HALVES[1], lambda *a: os.kill(os.getpid(), signal.SIGKILL))
         go(run)
 
     assert in_child(work) == -signal.SIGKILL and not (run / 'best').exists()
@@ -157,24 +149,21 @@ def test_a_run_killed_before_any_checkpoint_begins_anew(tmp_path, whole, quick):
 def test_a_disk_full_in_the_first_save_leaves_only_the_recipe(tmp_path, monkeypatch, whole, quick):
     "The recipe stays beside a checkpoint; one line names the file and the reason"
 
-    write = Path.write_bytes
-    states = []
+    def no_links(path, new):
+        raise OSError(errno.EPERM, 'Operation not permitted')
 
-    def full(self, data):
-        if self.name == 'state.pt':
-            states.append(self)
-        if len(states) == 2:
-            raise OSError(errno.ENOSPC, 'No space left on device')
-        return write(self, data)
+    def full(old, copy):
+        raise OSError(errno.ENOSPC, 'No space left on device')
 
-    monkeypatch.setattr(Path, 'write_bytes', full)
+    monkeypatch.setattr(os, 'link', no_links)
+    monkeypatch.setattr(shutil, 'copyfileobj', full)
     run = tmp_path / 'run'
     lines = []
     with pytest.raises(OSError) as e:
         go(run, log=lines.append)
     assert (
         e.value.errno == errno.ENOSPC
-        and e.value.filename == str(run / f'steps/{FIRST:06d}/state.pt')
+        and e.value.filename == str(run / f'steps/{FIRST:06d}')
         and e.value.strerror == 'the disk is full (No space left on device)'
     )
     assert lines[-1] == f'the checkpoints are kept; when the cause is mended: vlrep resume {run}'
@@ -187,10 +176,10 @@ def test_a_disk_full_in_the_first_save_leaves_only_the_recipe(tmp_path, monkeypa
 def test_a_worker_that_dies_in_the_first_save_is_an_error(tmp_path, monkeypatch, quick, k):
     "The error names a checkpoint that is there, or none, and the folder is gone"
 
-    def dead():
+    def dead(*a):
         raise RuntimeError('DataLoader worker (pid 7) is killed by signal: Killed.')
 
-    monkeypatch.setattr(torch, 'save', at_save(k, dead))
+    monkeypatch.setattr(*HALVES[k], dead)
     run = tmp_path / 'run'
     with pytest.raises(ChildProcessError) as e:
         go(run)

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['FilePath', 'write_error', 'remove_leftovers', 'atomic_file', 'recover_folder', 'atomic_folder', 'check_new_folder',
-           'write_json', 'text_encoding', 'parse_json', 'brief', 'read_json', 'file_sha256', 'write_index',
+           'link_file', 'write_json', 'text_encoding', 'parse_json', 'brief', 'read_json', 'file_sha256', 'write_index',
            'read_index', 'folder_damage', 'npy_header', 'ArrayFile', 'locked', 'append_line', 'cache_dir',
            'cached_folder']
 
@@ -184,6 +184,18 @@ def check_new_folder(
     folder = Path(folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f'{folder}: exists already; give a folder that is new or empty')
+
+
+def link_file(
+    path: FilePath,  # A file
+    new: FilePath,  # Its second name
+) -> None:
+    "Give a file a second name on its disk; a file system without hard links gets a copy"
+    try:
+        os.link(path, new)
+    except OSError:
+        with open(path, 'rb') as old, open(new, 'wb') as copy:
+            shutil.copyfileobj(old, copy)
 
 
 def write_json(

@@ -31,6 +31,7 @@ from vlrep.core.files import (
     atomic_folder,
     brief,
     folder_damage,
+    link_file,
     locked,
     parse_json,
     read_index,
@@ -303,10 +304,7 @@ def _finish(self: RegionWriter, new):
     "Fill the folder of the store"
     for k, c in self.cols.items():
         c.close()
-        try:
-            os.link(c.path, new / c.path.name)
-        except OSError:
-            shutil.copyfile(c.path, new / c.path.name)  # a file system without links
+        link_file(c.path, new / c.path.name)
     raw = [i.encode() for i in self.stored]
     names = Counter(n for i in self.stored for n in _spellings(i))
     found = [(_hash(n), k) for k, i in enumerate(self.stored) for n in _spellings(i) if n == i or names[n] == 1]

@@ -12,7 +12,6 @@ import math
 import os
 import tempfile
 import time
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -36,7 +35,7 @@ from .sanity_checks import peak_memory
 from ..methods.base import METHODS
 from ..methods.learner import make_learner
 from ..training.learner import BaseCallback, BatchLearner
-from ..training.precision import choose_precision
+from ..training.precision import choose_precision, fp32_products
 
 # %% ../../nbs/experiments/80_benchmark.ipynb #be9c0008
 @dataclass(frozen=True)
@@ -108,20 +107,6 @@ def _precision(mode, device):
         return choose_precision(device)
     return 'fp32' if mode == 'tf32' else mode
 
-
-@contextmanager
-def _products(tf32):
-    "Products of fp32 numbers in tf32, or in full; afterwards as before"
-    parts = torch.backends.cuda.matmul, torch.backends.cudnn.conv
-    before = [p.fp32_precision for p in parts]
-    try:
-        for p in parts:
-            p.fp32_precision = 'tf32' if tf32 else 'ieee'
-        yield
-    finally:
-        for p, old in zip(parts, before):
-            p.fp32_precision = old
-
 # %% ../../nbs/experiments/80_benchmark.ipynb #be9c000e
 def _wait(device):
     if torch.device(device).type == 'cuda':
@@ -179,7 +164,7 @@ class _Steps:
     def run(self, n):
         "Seconds of `n` more steps (n,)"
         self.times.seconds.clear()
-        with _products(self.mode == 'tf32'):
+        with fp32_products(self.mode == 'tf32'):
             self.learn.fit_steps(self.learn.train_state.step + n)
         return np.array(self.times.seconds)
 
@@ -242,7 +227,7 @@ def matrix_rate(
     kind = dict(bf16=torch.bfloat16, fp16=torch.float16).get(mode, torch.float32)
     a, b = (torch.randn(n, n, device=device).to(kind) for _ in range(2))
     best = math.inf
-    with _products(mode == 'tf32'):
+    with fp32_products(mode == 'tf32'):
         for _ in range(repeats + 2):
             _wait(device)
             t = time.perf_counter()

@@ -222,8 +222,9 @@ def fusion_optimizer(
     recipe: FusionRecipe,  # Learning rate, and the numbers of AdamW
     groups: list,  # From `fusion_groups`
 ) -> torch.optim.AdamW:
-    "AdamW"
-    return torch.optim.AdamW(groups, lr=recipe.lr, betas=(0.9, recipe.beta2), eps=recipe.adam_eps)
+    "Make AdamW, fused on a GPU"
+    fused = torch.cuda.is_available() or None
+    return torch.optim.AdamW(groups, lr=recipe.lr, betas=(0.9, recipe.beta2), eps=recipe.adam_eps, fused=fused)
 
 
 def fusion_capabilities(

@@ -47,8 +47,8 @@ class Checkpointer(StatefulCallback):
             return f'; the last checkpoint is that of step {steps[-1]} in {self.folder.path}'
         return f'; the only checkpoint is {self.folder / "best"}' if (self.folder / 'best').is_dir() else ''
 
-    def save(self, *names) -> None:
-        "Save the present state under `names`"
+    def save(self, best: bool = False) -> None:
+        "Save the present state as `last`, and if it is the best as `best`"
         if not self.learn.dist.is_main:
             return
         s = self.learn.train_state
@@ -61,8 +61,8 @@ class Checkpointer(StatefulCallback):
             training=training_state(self.learn),
         )
         try:
-            for name in names:
-                self.folder.save(name, self.model.state_dict(), state, frozen_weights(self.model))
+            name = 'both' if best else 'last'
+            self.folder.save(name, self.model.state_dict(), state, frozen_weights(self.model))
         except (OSError, ValueError) as e:
             stop_fit(self.learn, e)
 
@@ -71,14 +71,13 @@ class Checkpointer(StatefulCallback):
         # else `after_epoch` is about to save
         within = s.batch % len(self.dls.train) and s.batch < s.total
         if self.training and self.every and s.step % self.every == 0 and s.step > self.at and within:
-            self.save('last')
+            self.save()
 
     def after_epoch(self) -> None:
         loss = self.recorder.loss.value
         s = self.learn.train_state
-        if loss is not None and loss < s.best_loss:
+        best = loss is not None and loss < s.best_loss
+        if best:
             s.best_loss = loss
             s.best_step = s.step
-            self.save('best', 'last')
-        else:
-            self.save('last')
+        self.save(best)

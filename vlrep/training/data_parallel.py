@@ -39,7 +39,10 @@ class DDPTraining(BaseCallback):
         if self.sync_bn:
             self.stack.enter_context(sync_batch_norm(self.model, self.procs))
         ids = [torch.device(self.procs.device).index] if self.procs.device.startswith('cuda') else None
-        self.net = DistributedDataParallel(self.model, device_ids=ids)
+        # buffers are those of rank 0 from the next validation on; no step of training reads those of other ranks
+        self.net = DistributedDataParallel(
+            self.model, device_ids=ids, broadcast_buffers=False, gradient_as_bucket_view=True
+        )
 
     def before_batch(self) -> None:
         if self.net is None or not self.training:

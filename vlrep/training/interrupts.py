@@ -114,7 +114,7 @@ class StopOnSignal(BaseCallback):
         state = self.learn.train_state
         save = getattr(self.learn, 'save_run', None)
         if save and state.step > save.at and self.learn.dist.world_size == 1:
-            save.save('last')
+            save.save()
         stopped = TrainingInterrupted(self.note.got, state.step)
         stopped.agreed = False  # the other processes do not know it yet
         raise stopped
@@ -133,7 +133,7 @@ class StopOnSignal(BaseCallback):
         if not self.note.got:
             return
         if hasattr(self.learn, 'save_run'):
-            self.save_run.save('last')
+            self.save_run.save()
         stop_fit(self.learn, TrainingInterrupted(self.note.got, self.learn.train_state.step))
 
 # %% ../../nbs/training/55_interrupts.ipynb #5c8c68ff

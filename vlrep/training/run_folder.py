@@ -23,6 +23,7 @@ from vlrep.core.files import (
     atomic_file,
     atomic_folder,
     file_sha256,
+    link_file,
     locked,
     parse_json,
     read_json,
@@ -261,7 +262,7 @@ def discard(self: Run) -> None:
 @patch
 def save(
     self: Run,
-    name: str,  # last or best
+    name: str,  # last, best, or both: one checkpoint under two names, whose files are written once
     weights: dict,  # Name -> tensor
     state: dict,  # Plain data and tensors; its `step` names a checkpoint that is not the best
     frozen: 'Iterable[str]' = (),  # Names of the weights that no step changes; all checkpoints share one file of them
@@ -276,7 +277,12 @@ def save(
             with atomic_file(file) as new:
                 save_weights(new, shared)
     own = {k: v for k, v in weights.items() if k not in shared}
-    save_checkpoint(self / ('best' if name == 'best' else f'steps/{state["step"]:06d}'), own, state, **notes)
+    last = self / f'steps/{state["step"]:06d}'
+    save_checkpoint(last if name == 'last' else self / 'best', own, state, **notes)
+    if name == 'both':
+        with atomic_folder(last) as new:
+            for p in (self / 'best').iterdir():
+                link_file(p, new / p.name)
     for step in self.saved()[: -self.keep]:
         shutil.rmtree(self / f'steps/{step:06d}')
 

@@ -91,14 +91,14 @@ class LastCheckpoint(Checkpointer):
         "Save; at the end of training with new statistics"
         state = self.learn.train_state
         if state.step < self.plan.steps:
-            self.save('last')
+            self.save()
             return
         if self.plan.precise_bn:
             base = self.dls.train.dl
             loader = base.dl if isinstance(base, FixedLengthEpochs) else base
             recompute_batch_norm(self.model, islice(iter(loader.seek(0)), self.plan.precise_bn), self.seed)
         state.best_step = state.step
-        self.save('best', 'last')
+        self.save(best=True)
 
 
 class NoValidation(BaseCallback):

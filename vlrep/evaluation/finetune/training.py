@@ -209,7 +209,7 @@ class BestScore(Checkpointer):
         self.history.append([s.step, float(loss), v])
         best = ', the best so far' if better and not self.latest else ''
         self.log(f'step {s.step}: {100 * v:.2f} on the validation set{best}')
-        self.save(*(['best'] if better else []), 'last')
+        self.save(best=better)
         if self.done:
             self.log(f'no improvement in {self.since} evaluations: training stops early')
             raise CancelFitException()
@@ -222,7 +222,7 @@ class KeptBest:
 
     def save(self, name: str, weights: dict, state: dict, frozen: 'Iterable[str]' = ()) -> None:
         "Keep them, if they are the best"
-        if name == 'best':
+        if name != 'last':
             self.weights = {k: v.detach().clone() for k, v in weights.items()}
 
 # %% ../../../nbs/evaluation/finetune/50_training.ipynb #62b06f21
@@ -331,7 +331,8 @@ def finetune_learner(
         max_corrupt=max_corrupt,
         **several,
     )
-    opt = torch.optim.AdamW(param_groups(model, [(None, plan.lr, norm_or_bias)], plan.wd), plan.lr, (0.9, 0.999), 1e-8)
+    groups = param_groups(model, [(None, plan.lr, norm_or_bias)], plan.wd)
+    opt = torch.optim.AdamW(groups, plan.lr, (0.9, 0.999), 1e-8, fused=torch.cuda.is_available() or None)
     score = TaskScore(task, splits['valid'], dist)
     keeper = BestScore(folder or KeptBest(), score, plan.patience, every=save_every, log=log)
 
