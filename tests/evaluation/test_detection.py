@@ -243,8 +243,8 @@ def test_images_larger_than_the_limit_are_made_smaller_and_their_boxes_come_back
         assert mask.shape == whole.shape and (mask & whole).sum() > 0.5 * (mask | whole).sum()
 
 
-@pytest.mark.parametrize('mode', ['full', 'share_50'])
-def test_detection_is_a_question_of_studies(body, tmp_path, mode):
+@pytest.mark.parametrize('task, mode', [('detection', 'full'), ('detection', 'share_50'), ('segmentation', 'full')])
+def test_detection_and_segmentation_are_questions_of_studies(body, tmp_path, task, mode):
     "Scores of the test under the draws of the study, and that of the validation scenes, which chooses a rate"
     listed = [p.replace('=48,64', '=[48, 64]').replace('drops=5', 'drops=[5]') for p in (*PLAN, *SIZES)]
     text = f"""
@@ -253,10 +253,10 @@ seeds = [0, 1]
 [data]
 draws = 20
 [finetune]
-tasks = ['detection', 'classification']
+tasks = ['{task}', 'classification']
 modes = ['full', 'share_50']
 own.classification = {{epochs = 1}}
-own.detection = {{{', '.join(listed)}}}
+own.{task} = {{{', '.join(listed)}}}
 grid = [{{lr = 0.01}}, {{lr = 0.02}}]
 [[variants]]
 name = 'a'
@@ -270,20 +270,21 @@ text = 'any'
 treatment = 'a'
 control = 'b'
 table = 'full'
-question = 'detection'
+question = '{task}'
 """
     (tmp_path / 'study.toml').write_text(text)
     study = read_study(tmp_path / 'study.toml')
-    plan, _, changes = task_plan(study, 'detection', mode, {}, draws=20)
+    plan, _, changes = task_plan(study, task, mode, {}, draws=20)
     assert plan.steps == 6 and plan.share == (1.0 if mode == 'full' else 0.5)  # as many steps on half of the images
-    folder = finetune(finetune_spec(body, 'detection', changes), out=tmp_path / 'run', log=quiet)
-    assert [*recorded_tasks(tmp_path)] == [('virtex', 'detection', False, False, plan.share)]
-    line = task_line(study, dict(folder=str(folder), source=str(body), task='detection', mode=mode))
+    folder = finetune(finetune_spec(body, task, changes), out=tmp_path / 'run', log=quiet)
+    assert [*recorded_tasks(tmp_path)] == [('virtex', task, False, False, plan.share)]
+    line = task_line(study, dict(folder=str(folder), source=str(body), task=task, mode=mode))
     rows = {r['question']: r for r in line['numbers'][mode]}
-    assert set(rows) == {'detection', 'detection, AP50', 'detection, AP75'}
-    assert len(rows['detection']['draws']) == 20 and 'drift' not in line['numbers']
+    boxes = {f'{task}, box {metric}' for metric in ('AP', 'AP50', 'AP75')} if task == 'segmentation' else set()
+    assert set(rows) == {task, f'{task}, AP50', f'{task}, AP75'} | boxes
+    assert len(rows[task]['draws']) == 20 and 'drift' not in line['numbers']
     table = open_run_folder(folder).results()[0]['numbers']['table']
-    assert line['numbers']['validation'] == next(r['value'] for r in table if r['question'] == 'detection valid')
+    assert line['numbers']['validation'] == next(r['value'] for r in table if r['question'] == f'{task} valid')
 
 
 # ---------------------------------------------------------------- several processes

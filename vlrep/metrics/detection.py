@@ -67,21 +67,31 @@ def _check(data, detections, kind):
 _SCORES = dict(AP='AP_all', AP50='AP_50', AP75='AP_75', APs='AP_small', APm='AP_medium', APl='AP_large')
 
 
-def _evaluate(data, detections, kind, scores, max_detections, lvis=False):
-    "Measure with faster-coco-eval; `scores`: our name -> its name"
+def _faster_coco_eval():
+    "Import faster-coco-eval; a `ValueError` says how to install it"
     try:
-        from faster_coco_eval import COCO, COCOeval_faster
+        import faster_coco_eval
     except ImportError:
         raise ValueError(
-            'AP of COCO and LVIS: the package faster-coco-eval is not installed (pip install faster-coco-eval)'
+            'AP of COCO, of LVIS and of masks: the package faster-coco-eval is not installed (pip install '
+            'faster-coco-eval)'
         ) from None
+    return faster_coco_eval
+
+
+def _indexed(data):
+    "The objects as faster-coco-eval indexes them; it writes into the rows, and takes an object with id 0 for none"
+    objects = [dict(a, id=k) for k, a in enumerate(data.annotations, 1)]
+    return _faster_coco_eval().COCO(dict(images=data.images, annotations=objects, categories=data.categories))
+
+
+def _evaluate(data, detections, kind, scores, max_detections, lvis=False):
+    "Measure with faster-coco-eval; `scores`: our name -> its name"
     shape = dict(bbox='bbox', segm='segmentation')[kind]
     keys = 'image_id', 'category_id', 'score', shape
-    # the package writes into the rows, and takes an object with id 0 for none
-    objects = [dict(a, id=k) for k, a in enumerate(data.annotations, 1)]
-    truth = COCO(dict(images=data.images, annotations=objects, categories=data.categories))
+    truth = _indexed(data)
     found = truth.loadRes([{k: d[k] for k in keys} for d in detections])
-    measure = COCOeval_faster(truth, found, kind, lvis_style=lvis)
+    measure = _faster_coco_eval().COCOeval_faster(truth, found, kind, lvis_style=lvis)
     measure.params.maxDets = max_detections
     measure.run()
     stats = measure.stats_as_dict
@@ -127,10 +137,17 @@ def _overlaps(a, b):
     return both / (a[:, 2:].prod(1) + b[:, 2:].prod(1) - both)
 
 
-def _best_objects(found, found_boxes, truth, truth_boxes):
+def _mask_overlaps(a, b):
+    "Intersection over union of masks, coded by run lengths, in pairs: lists of n -> (n,)"
+    iou = _faster_coco_eval().mask.iou
+    return np.array([iou([x], [y], [0])[0, 0] for x, y in zip(a, b)])
+
+
+def _best_objects(found, truth, overlaps):
     """The object that each detection overlaps most, -1 for none, and the overlap: (n,) and (n,)
 
     `found` and `truth` are numbers of image and class together; detections belong to objects of the same number.
+    `overlaps`: detections (m,) and objects (m,), by their places -> overlap of each pair (m,)
     """
     order = np.argsort(truth, kind='stable')
     first = np.searchsorted(truth[order], found)
@@ -138,7 +155,7 @@ def _best_objects(found, found_boxes, truth, truth_boxes):
     # all pairs, detection after detection
     detection = np.repeat(np.arange(len(found)), number)
     candidate = order[np.arange(len(detection)) - np.repeat(np.cumsum(number) - number - first, number)]
-    overlap = _overlaps(found_boxes[detection], truth_boxes[candidate])
+    overlap = overlaps(detection, candidate)
     best_first = np.lexsort((-overlap, detection))
     rows, at = np.unique(detection[best_first], return_index=True)
     best = np.full(len(found), -1)
@@ -177,32 +194,49 @@ def _average_precision(weights, right, objects, year):
     return (np.diff(recall, axis=1, prepend=0) * best).sum(1)
 
 
+def _pairwise(data, detections, kind):
+    "Make the function that computes the overlaps of detections (m,) and objects (m,), given by their places"
+    if kind == 'bbox':
+        found, objects = (
+            np.array([r['bbox'] for r in rows], float).reshape(-1, 4) for rows in (detections, data.annotations)
+        )
+        return lambda i, j: _overlaps(found[i], objects[j])
+    index = _indexed(data)
+    masks = [index.annToRLE(a) for a in data.annotations]
+    return lambda i, j: _mask_overlaps([detections[k]['segmentation'] for k in i], [masks[k] for k in j])
+
+
 def voc_ap(
     data: 'DetectionSet',  # The objects; those with `ignore` are difficult
     detections: list,  # As for `save_detections`
     year: int = 2007,  # 2007: the mean at 11 recalls; 2012: the area under the curve
     weights: np.ndarray = None,  # How often each image counts (draws,n); once by default
+    kind: str = 'bbox',  # bbox or segm: boxes or masks
 ) -> dict:  # AP, AP50, AP75, from 0 to 1: numbers, or arrays (draws,), NaN for a draw without objects
-    "Compute average precision of boxes as detectron2 does for Pascal VOC; a `ValueError` names a wrong detection"
-    _check(data, detections, 'bbox')
+    """Compute average precision as detectron2 does for Pascal VOC; a `ValueError` names a wrong detection
+
+    Masks are matched in the same way as boxes (AP^r of Hariharan et al. 2014).
+    """
+    _check(data, detections, kind)
     if year not in (2007, 2012):
         raise ValueError(f'year={year}: must be 2007 or 2012')
     image_of = {r['id']: i for i, r in enumerate(data.images)}
     class_of = {c['id']: k for k, c in enumerate(data.categories)}
 
     def columns(rows):
-        "Images (n,), classes (n,) and boxes (n,4)"
+        "Images (n,) and classes (n,)"
         images = np.array([image_of[r['image_id']] for r in rows], int)
-        classes = np.array([class_of[r['category_id']] for r in rows], int)
-        return images, classes, np.array([r['bbox'] for r in rows], float).reshape(-1, 4)
+        return images, np.array([class_of[r['category_id']] for r in rows], int)
 
-    found_in, found_class, found_boxes = columns(sorted(detections, key=lambda d: -d['score']))
-    true_in, true_class, true_boxes = columns(data.annotations)
+    detections = sorted(detections, key=lambda d: -d['score'])
+    found_in, found_class = columns(detections)
+    true_in, true_class = columns(data.annotations)
     difficult = np.array([bool(a.get('ignore') or a['iscrowd']) for a in data.annotations])
     if difficult.all():
         raise ValueError(f'{data.name}: all objects are difficult or crowds, so that there is nothing to be found')
     n = len(data.images)
-    best, overlap = _best_objects(found_class * n + found_in, found_boxes, true_class * n + true_in, true_boxes)
+    overlaps = _pairwise(data, detections, kind)
+    best, overlap = _best_objects(found_class * n + found_in, true_class * n + true_in, overlaps)
     w = np.ones((1, n)) if weights is None else np.asarray(weights, float)
     if w.ndim != 2 or w.shape[1] != n:
         raise ValueError(f'weights {w.shape} must be (draws,{n}), a column for each image')

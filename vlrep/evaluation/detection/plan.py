@@ -43,7 +43,7 @@ class DetectionPlan:
     precise_bn: Int(0, 10**5) = 200  # Batches from which the statistics of BatchNorm are computed anew in the end
     threshold: UnitInterval = 0.05  # Scores below it are no detections
     detections: Int(1, 10**4) = 100  # Most detections an image
-    metric: Choice('voc2007', 'voc2012', 'coco', 'lvis') = 'voc2007'  # How precision is averaged; of masks coco or lvis
+    metric: Choice('voc2007', 'voc2012', 'coco', 'lvis') = 'voc2007'  # How precision is averaged
     part: Choice('test', 'valid', 'both') = 'test'  # On which images the detector is evaluated
     draws: Int(0, 10**5) = 0  # Bootstrap resamples of the test images to keep scores of, to compare runs in pairs
 
@@ -69,8 +69,6 @@ class DetectionPlan:
             raise ValueError(f'drops={self.drops}: whole numbers of steps, such as 18000,22000')
         if not self.sides or not all(isinstance(s, int) and 16 <= s <= self.max_side for s in self.sides):
             raise ValueError(f'sides={self.sides}: whole numbers from 16 to max_side={self.max_side}, such as 640,800')
-        if self.masks and self.metric.startswith('voc'):
-            raise ValueError(f'metric={self.metric}: measures boxes alone; with masks, take coco or lvis')
         if self.draws and not self.metric.startswith('voc'):
             raise ValueError(f'draws={self.draws}: resamples are kept for metric=voc2007 or voc2012 alone')
         if self.side > self.max_side:
@@ -120,5 +118,5 @@ PLANS = dict(
     coco_c4=replace(_COCO, model='c4', proposals=2000),
     lvis=replace(_COCO, repeat=0.001, threshold=1e-4, detections=300, metric='lvis'),
     world=_WORLD,
-    world_masks=replace(_WORLD, masks=True, metric='coco'),
+    world_masks=replace(_WORLD, masks=True),
 )
