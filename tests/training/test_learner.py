@@ -96,6 +96,21 @@ def test_a_step_waits_once_for_the_device(data, tmp_path, method):
     assert more == {*MORE_WAITS.get(method, [])}, places
 
 
+@pytest.mark.parametrize('method', ['captioning', 'supervised', 'tag_prediction', 'token_cls', 'virtex'])
+def test_a_model_compiles_as_one_graph(data, tmp_path, method):
+    "As on a GPU, where padding stays: nothing that depends on values breaks the graph"
+    learn = made(data, tmp_path, method)
+    model = learn.model
+    if method in ('captioning', 'virtex'):
+        model.packed = False
+        model.padded_rows = True
+    batch = learn.dls.train.one_batch()[0]
+    want = model(batch)
+    got = torch.compile(model, backend='eager', fullgraph=True)(batch)
+    scores = [name for name in want if 'logits' in name]
+    assert scores and all(torch.allclose(got[name], want[name], atol=1e-5) for name in scores)
+
+
 def test_reads_of_a_step_are_seen(data, tmp_path, monkeypatch):
     learn = made(data, tmp_path, 'clip')
     reads = {
