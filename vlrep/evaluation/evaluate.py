@@ -29,7 +29,15 @@ from .captioning import caption_scores
 from .grounding import grounding_table, localizer
 from .held_out import backbones_to_probe, open_held_out
 from .knn import knn_probe
-from .sgd_probe import ICMLM_PROBE, MCT_PROBE, MOCO_PROBE, VIRTEX2_PROBE, VIRTEX_PROBE, softmax_probe
+from vlrep.evaluation.sgd_probe import (
+    DEEPERCLUSTER_PROBE,
+    ICMLM_PROBE,
+    MCT_PROBE,
+    MOCO_PROBE,
+    VIRTEX2_PROBE,
+    VIRTEX_PROBE,
+    softmax_probe,
+)
 from .svm import COSTS, random_costs
 from .transfer import world_table
 from .voc07 import voc07
@@ -95,7 +103,14 @@ def _svm_rows(context, read, parts, spec, ap, *, search, layer):
     return voc07(backbone, train, test, spec, context.model.view.size, ap=ap, costs=costs, name=context.method)
 
 
-PROBES = dict(virtex=VIRTEX_PROBE, virtex2=VIRTEX2_PROBE, moco=MOCO_PROBE, mct=MCT_PROBE, icmlm=ICMLM_PROBE)
+PROBES = dict(
+    virtex=VIRTEX_PROBE,
+    virtex2=VIRTEX2_PROBE,
+    moco=MOCO_PROBE,
+    mct=MCT_PROBE,
+    icmlm=ICMLM_PROBE,
+    deepercluster=DEEPERCLUSTER_PROBE,
+)
 
 
 def _folders(root, size, max_corrupt):

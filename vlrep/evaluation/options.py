@@ -93,7 +93,9 @@ EVALUATIONS.add(
         _ask + 'evaluate_folder',
         dict(
             probe=Option(
-                'virtex2', 'for folder: the softmax probe of a paper', ('virtex', 'virtex2', 'moco', 'mct', 'icmlm')
+                'virtex2',
+                'for folder: the softmax probe of a paper',
+                ('virtex', 'virtex2', 'moco', 'mct', 'icmlm', 'deepercluster'),
             ),
             search=_search,
             layer=_layer,
