@@ -36,7 +36,10 @@ from .workers import begin_worker, end_of_worker, open_file_limit, pack_batch, u
 # %% ../../nbs/data/60_loader.ipynb #63ee3187
 @dataclass(eq=False, repr=False)
 class _Jobs(Dataset):
-    "Dataset that a worker reads: (epoch, rows) -> a batch on the CPU, with images still uint8"
+    """Dataset that a worker reads: (epoch, rows) -> a batch on the CPU, with images still uint8
+
+    (epoch, rows, key and share of `aug`) -> the same, seen through `aug`
+    """
 
     source: ImageTextDataset
     collate: Callable
@@ -44,6 +47,7 @@ class _Jobs(Dataset):
     train: bool
     flip_p: float
     labels: tuple
+    aug: Callable = None
     bad: dict = field(default_factory=dict)  # row -> reason: what this process found damaged
 
     def __len__(self):
@@ -55,13 +59,14 @@ class _Jobs(Dataset):
         except ValueError as e:
             return e  # to be raised where it can be read as one line
 
-    def batch(self, epoch, rows):
+    def batch(self, epoch, rows, *draw):
         when = epoch if self.train else 'valid'
         rows, image, hw, bad = self.pictures(rows, when)
         flip = hashed_uniform(rows, self.seed, 'flip', when) < self.flip_p
         b = dict(images=image, hw=torch.as_tensor(hw), id=torch.from_numpy(rows), flip=torch.from_numpy(flip))
         texts = {} if self.collate is None else self.collate(self.source, rows, when, self.seed, flip)
-        return {**b, **texts, **{k: torch.from_numpy(self.source.labels[k][rows]) for k in self.labels}}, bad
+        b = {**b, **texts, **{k: torch.from_numpy(self.source.labels[k][rows]) for k in self.labels}}
+        return self.aug(b, *draw) if draw else b, bad
 
     def pictures(self, rows, when):
         "Read images: their rows, pixels, height and width, and what was damaged"
@@ -161,7 +166,8 @@ class StatefulLoader:
             raise ValueError(f'bucket={self.bucket}: {type(collate).__name__} has no `lengths` to sort by')
         flips = self.train and getattr(self.aug, 'flips', False)
         labels = tuple(self.source.labels if self.labels is None else self.labels)
-        self._jobs = _Jobs(self.source, collate, self.seed, self.train, self.flip_p if flips else 0.0, labels)
+        aug = self.aug if getattr(self.aug, 'in_workers', False) else None
+        self._jobs = _Jobs(self.source, collate, self.seed, self.train, self.flip_p if flips else 0.0, labels, aug)
 
     def __len__(self):
         return -(-len(self.source) // self.bs)
@@ -170,15 +176,15 @@ class StatefulLoader:
         epoch = self.epoch
         start = self.start
         read = None
-        rows = self.whole_batches(epoch)[start:]
-        for i in range(start, start + len(rows)):
+        jobs = [self._job(epoch, i, rows) for i, rows in enumerate(self.whole_batches(epoch))][start:]
+        for i, job in enumerate(jobs, start):
             try:
                 if read is None:
-                    read = self._read([self._job(epoch, r) for r in rows])
+                    read = self._read(jobs)
                 got = self._next(read)
             except (RuntimeError, OSError, EOFError) as e:
                 raise self._lost(e, f'step {i} of epoch {epoch}') from e
-            b = self._ready(got, epoch, i)
+            b = self._ready(got, job, i)
             self.step = epoch * len(self) + i
             yield b
         if (self.epoch, self.start) == (epoch, start):
@@ -255,34 +261,54 @@ def plan(
 
 
 @patch
-def _job(self: StatefulLoader, epoch, rows):
-    "Return the rows that this rank reads of the batch `rows`: its own, or one, for the shapes, if it has none"
+def _job(self: StatefulLoader, epoch, i, rows):
+    """Return what this rank reads of batch `i`: its own of the `rows`, or one, for the shapes, if it has none
+
+    What `aug` draws from is added if the view is made where the images are read
+    """
     own = rows[self.own(len(rows))]
-    return epoch, own if len(own) else rows[:1]
+    if not len(own):
+        return epoch, rows[:1]
+    ahead = self._jobs.aug is not None and self.device.type == 'cpu'
+    return (epoch, own, *self._draw(epoch, i)) if ahead else (epoch, own)
+
+
+@patch
+def _draw(self: StatefulLoader, epoch, i):
+    "Return what `aug` is given for batch `i` of `epoch`: a key, and a share if it takes one"
+    step = epoch * len(self) + i if self.train else i
+    if self.world_size > 1 and getattr(self.aug, 'shares', False):
+        n = min(self.bs, len(self.source) - i * self.bs)
+        return (self.seed, step, 0), (n, self.own(n))
+    return ((self.seed, step, self.rank),)
 
 # %% ../../nbs/data/60_loader.ipynb #ff28dbf9
 @patch
-def _ready(self: StatefulLoader, got, epoch, i):
-    "Batch `i` of `epoch`: to the device, and seen through `aug`"
+def _ready(self: StatefulLoader, got, job, i):
+    "Batch `i`, read for `job`: to the device, and seen through `aug`"
+    epoch, _, *draw = job
     b, bad, why = unpack_batch(got)
     if why and not self._said:
         print(f'{self.source.name}: {why}; it takes longer this way, and --workers 0 needs no sharing', file=sys.stderr)
         self._said = True
     if bad:
         self._note(bad)
+    if draw:
+        b = {k: _channels_last(v) for k, v in b.items()}
+        return b, b
     b['images'] = b['images'].to(self.device, non_blocking=True)
-    step = epoch * len(self) + i if self.train else i
-    n = min(self.bs, len(self.source) - i * self.bs)
-    own = self.own(n)
-    if not len(own):
+    if not len(self.own(min(self.bs, len(self.source) - i * self.bs))):
         b = {k: v[:0] for k, v in b.items()}
-    # `hw` is still on the CPU, for the boxes
-    if self.world_size > 1 and getattr(self.aug, 'shares', False):
-        b = self.aug(b, (self.seed, step, 0), (n, own))
-    elif self.aug is not None:
-        b = self.aug(b, (self.seed, step, self.rank))
+    if self.aug is not None:
+        b = self.aug(b, *self._draw(epoch, i))  # `hw` is still on the CPU, for the boxes
     b = {k: v.to(self.device, non_blocking=True) for k, v in b.items()}
     return b, b
+
+
+def _channels_last(x):
+    "Lay views out as they were before a worker sent them without shared memory; other tensors stay"
+    views = x.ndim == 4 and x.is_floating_point()
+    return x.contiguous(memory_format=torch.channels_last) if views else x
 
 
 @patch
@@ -403,8 +429,8 @@ def seek(
 @patch
 def one_batch(self: StatefulLoader) -> tuple:
     "Read the next batch, without moving on"
-    job = self._job(self.epoch, self.whole_batches(self.epoch)[self.start])
-    return self._ready(self._jobs[job], self.epoch, self.start)
+    job = self._job(self.epoch, self.start, self.whole_batches(self.epoch)[self.start])
+    return self._ready(self._jobs[job], job, self.start)
 
 # %% ../../nbs/data/60_loader.ipynb #32e54f44
 @patch
