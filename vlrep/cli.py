@@ -135,7 +135,7 @@ class _Job:
     precision: _NAME = None  # auto, fp32, bf16 or fp16 (default: auto)
     threads: _N = None  # CPU threads (default: what PyTorch chooses)
     accumulate: _N = None  # Cut each batch into N parts to save memory (default: 1)
-    workers: _N = None  # Processes that load images in advance (default: 0)
+    workers: _N = None  # Processes that load images in advance (default: one a core, 8 at most; 0 for the world)
     save_every: _N = None  # Also save every N steps between evaluations (default: 0, never)
     timeout: _N = None  # With torchrun: seconds that a process waits for the others (default: 600)
     max_corrupt: _MAX_DAMAGED = None
@@ -324,7 +324,9 @@ class _Exit(Exception):
 
 # %% ../nbs/90_cli.ipynb #25d3e1c3
 _WHICH = Annotated[str, arg(metavar='WHICH', help='Which checkpoint: best, last, or the number of a step')]
-_READERS = _option('N', 'Processes that load images in advance (default: 0)', int, least=0)
+_READERS = _option(
+    'N', 'Processes that load images in advance (default: one a core, 8 at most; 0 for the world)', int, least=0
+)
 
 
 @dataclass(frozen=True)
@@ -360,7 +362,7 @@ def _evaluate_config():
         ('root', _option('DIR', 'Where the photos are: VOCdevkit/VOC2007, or a folder with train/ and val/'), None),
         ('which', _WHICH, 'best'),
         ('max_corrupt', _MAX_DAMAGED, None),
-        ('workers', _READERS, 0),
+        ('workers', _READERS, None),
         ('features', _option('DIR', 'Keep the features of images in this folder, and reuse those that it has'), None),
         ('precision', _FEATURE_PRECISION, 'fp32'),
     ]
@@ -402,7 +404,7 @@ class _Features:
     part: _one_of(('train', 'test'), '(default: test)') = 'test'
     pooling: _one_of(_POOLINGS, 'Mean over the grid, or over its quarters (default: avg)') = 'avg'
     which: _WHICH = 'best'
-    workers: _READERS = 0
+    workers: _READERS = None
     precision: _FEATURE_PRECISION = 'fp32'
     max_corrupt: _MAX_DAMAGED = None
     plugin: _PLUGIN = ()

@@ -26,7 +26,8 @@ _PROCESSES = ContextVar('processes', default=(0, None))
 
 @contextmanager
 def evaluation_processes(
-    workers: int = 0,  # Processes that read images ahead, for each process that computes; 0: none
+    workers: int | None = 0,  # Processes that read images ahead, for each process that computes; 0: none, None: as
+    # `default_workers` has it
     dist: 'Dist' = None,  # The processes that share the images, see `vlrep.training.distributed`; this one alone
 ) -> Iterator[None]:
     "Let several processes work on the evaluations inside this context; results do not depend on it"
@@ -104,7 +105,7 @@ class _Summaries(ImageTextDataset):
 
     def __init__(self, dataset, summary, size):
         super().__init__(dataset.name, len(dataset), 1)
-        self.dataset = dataset
+        self.base = dataset
         self.summary = summary
         self.summary_size = size
 
@@ -113,7 +114,7 @@ class _Summaries(ImageTextDataset):
         hw = np.zeros((len(idx), 2), np.int64)
         for k, i in enumerate(idx):
             with suppress(CorruptImage):
-                pixels, ((h, w),) = self.dataset.images([int(i)])
+                pixels, ((h, w),) = self.base.images([int(i)])
                 found[k] = self.summary(np.ascontiguousarray(pixels[0, :, :h, :w].permute(1, 2, 0)))
                 hw[k] = 1
         return torch.from_numpy(found), torch.from_numpy(hw)

@@ -61,7 +61,7 @@ def train_on(
     cbs: list | tuple = (),  # More callbacks
     log: callable = print,  # Called with lines about the progress
     accumulate: int = 1,  # Parts into which each batch is cut to save memory
-    workers: int = 0,  # Processes that read images ahead
+    workers: int | None = 0,  # Processes that read images ahead; None: as `default_workers` has it
     begin: callable = None,  # Called with the learner before it trains, such as to `resume`
     max_corrupt: int | float | str = None,  # Images that may be unreadable, see `corrupt_limit`
 ) -> BatchLearner:  # The fastai Learner, trained

@@ -58,7 +58,7 @@ def evaluate(
     # `corrupt_limit`; by default as many as the run allows
     log: callable = print,  # Called with the table
     plugins: Sequence[FilePath] = (),  # Python files of the run that may be imported, since you trust them
-    workers: int = 0,  # Processes that read images ahead
+    workers: int | None = None,  # Processes that read images ahead; by default as `default_workers` has it
     features: FilePath = None,  # Folder that keeps features of images for later evaluations, see `stored_features`
     precision: str = 'fp32',  # fp32 or bf16: in which the backbone computes features
     **options,  # Those of the evaluation, such as `spec` and `ap` of voc07
@@ -87,7 +87,7 @@ def extract_features(
     part: str = 'test',  # train or test
     pooling: str = 'avg',  # avg: mean over the grid (n,c); grid2: over its quarters (n,4c)
     which: str | int = 'best',  # Which checkpoint: best, last, or the number of a step
-    workers: int = 0,  # Processes that read images ahead
+    workers: int | None = None,  # Processes that read images ahead; by default as `default_workers` has it
     precision: str = 'fp32',  # fp32 or bf16: in which the backbone computes; the file is float32 in any case
     max_corrupt: int | float | str = None,  # How many photos may be unreadable, see `corrupt_limit`
     log: Callable = print,  # Called with lines for the screen

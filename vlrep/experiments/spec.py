@@ -248,7 +248,8 @@ def check_damage(
 class Runtime:
     "The settings that may change between two starts of a run, since they do not change the result"
 
-    workers: int = 0  # Processes that load images in advance
+    workers: int | None = None  # Processes that load images in advance; by default a core each, 8 at most, and none
+    # for drawn images, see `default_workers`
     save_every: int = 0  # Steps between checkpoints within an epoch; 0: only at its end
     max_corrupt: int | float | str | None = None  # Photos that may be unreadable: a number (20) or a share (0.05, 5%),
     # see `corrupt_limit`; by default 10, a quarter of fewer than 40, 1 % of more than 1000

@@ -216,11 +216,16 @@ class EpochLosses(BaseCallback):
 
 # %% ../../nbs/training/41_logging.ipynb #40370f22
 class ProgressLogger(BaseCallback):
-    "Callback that prints a line an epoch and, in a terminal or live notebook, shows a bar with the time left"
+    """Callback that prints a line an epoch and, in a terminal or live notebook, shows a bar with the time left
+
+    Once it also says that the training waits for images, if it has for a tenth of its time
+    """
 
     name = 'progress'
     order = 60
     live = None
+    patience = 30.0  # Seconds of training before that is judged
+    max_wait = 0.1  # Part of the time that a training may wait without a word
 
     def __init__(
         self,
@@ -235,8 +240,16 @@ class ProgressLogger(BaseCallback):
         if self.run:
             self.live = LiveBar()
             self.first_batch = self.learn.train_state.batch
+        self.spent = 0.0
+        self.waited = self._loader_waited()
+        self.judged = not self.run
+
+    def before_train(self) -> None:
+        self.since = time.perf_counter() - self.spent
 
     def after_batch(self) -> None:
+        if self.training and not self.judged:
+            self._judge_waiting()
         if not self.live or not self.live.kind:
             return
         s = self.learn.train_state
@@ -244,6 +257,21 @@ class ProgressLogger(BaseCallback):
         steps = s.step + round((total - s.batch) / self.learn.accumulate.n)
         what = f'loss {self.recorder.smooth_loss.value:.3f}' if self.training else 'validating'
         self.live(s.batch - self.first_batch, total - self.first_batch, f'step {s.step}/{steps}, {what}')
+
+    def _loader_waited(self):
+        return getattr(self.dls.train, 'waited', 0.0)
+
+    def _judge_waiting(self):
+        "Print a line if too much of the time has passed in waiting for images"
+        self.spent = time.perf_counter() - self.since
+        share = (self._loader_waited() - self.waited) / self.spent
+        if self.spent < self.patience or share <= self.max_wait:
+            return
+        self.judged = True
+        self.out(
+            f'{share:.0%} of the time the training waits for images: more --workers may help (now '
+            f'{self.dls.train.workers}), or smaller photos'
+        )
 
     def after_epoch(self) -> None:
         s = self.learn.train_state

@@ -31,6 +31,11 @@ class DetectionImages(ImageTextDataset):
         super().__init__(data.name, len(data), min(max_side, largest), split, ids=[r['file_name'] for r in data.images])
         self.data = data
 
+    @property
+    def at_hand(self) -> bool:
+        "Tell whether images are drawn, and not read from files"
+        return self.data.draw is not None
+
     def _one(self, i):
         "Pixels of an image (S,S,3), and its height and width"
         try:

@@ -39,6 +39,7 @@ class TwoViews:
         self.flip_p = flip_p
         self.together = together
         self.size = view.size
+        self.in_workers = view.in_workers
         self.mean = view.mean
         self.std = view.std
 
