@@ -576,6 +576,8 @@ def _shared(*shape):
 class ImageFileDataset(ImageTextDataset):
     "Images that stand in files, decoded on access and kept while they fit into `keep` bytes"
 
+    stored = None  # A file that keeps them resized, see `vlrep.data.photo_cache`
+
     def __init__(
         self,
         paths,  # Image files
@@ -606,7 +608,12 @@ class ImageFileDataset(ImageTextDataset):
     def _one(self, i):
         if self._kept is not None and self._hw[i, 0]:
             return self._kept[i], self._hw[i]
-        a, hw = fit_square(open_image(self.path(i), self.size), self.size)
+        path = self.path(i)
+
+        def decode():
+            return fit_square(open_image(path, self.size), self.size)
+
+        a, hw = decode() if self.stored is None else self.stored.photo(i, path, decode)
         if self._kept is not None:
             self._kept[i] = a
             self._hw[i, 1] = hw[1]
@@ -624,4 +631,7 @@ class ImageFileDataset(ImageTextDataset):
         split: str = None,  # The split they make
     ) -> ImageTextDataset:
         "Select rows as a dataset"
-        return ImageFileDataset([self.path(i) for i in idx], self.size, self.name, self.keep, **self._rows(idx, split))
+        paths = [self.path(i) for i in idx]
+        new = ImageFileDataset(paths, self.size, self.name, self.keep, **self._rows(idx, split))
+        new.stored = None if self.stored is None else self.stored.subset(idx)
+        return new
