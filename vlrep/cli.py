@@ -125,6 +125,8 @@ _MAX_DAMAGED = _option(
     '1 % of a larger)',
 )
 
+_CACHE = _option('DIR', 'Keep photos resized in this folder, and reuse those that it has; 442 kB each for views of 224')
+
 
 @dataclass(frozen=True)
 class _Job:
@@ -139,6 +141,7 @@ class _Job:
     save_every: _N = None  # Also save every N steps between evaluations (default: 0, never)
     timeout: _N = None  # With torchrun: seconds that a process waits for the others (default: 600)
     max_corrupt: _MAX_DAMAGED = None
+    cache: _CACHE = None
 
 
 @dataclass(frozen=True)
@@ -365,6 +368,7 @@ def _evaluate_config():
         ('workers', _READERS, None),
         ('features', _option('DIR', 'Keep the features of images in this folder, and reuse those that it has'), None),
         ('precision', _FEATURE_PRECISION, 'fp32'),
+        ('cache', _CACHE, None),
     ]
     for k, o in {k: o for e in EVALUATIONS.values() for k, o in e.options.items()}.items():
         choices = o.allowed or o.registry or ()
@@ -381,7 +385,7 @@ def _evaluate_config():
 def _evaluate(argv):
     "Evaluate a trained model"
     a = _given(_parse('evaluate', _evaluate_config(), argv))
-    common = ('run', 'on', 'which', 'max_corrupt', 'workers', 'features', 'precision')
+    common = ('run', 'on', 'which', 'max_corrupt', 'workers', 'features', 'precision', 'cache')
     EVALUATIONS[a['on']].check(**{k: v for k, v in a.items() if k not in common})
     check_damage(a['max_corrupt'])
     check_run(a['run'])
@@ -407,6 +411,7 @@ class _Features:
     workers: _READERS = None
     precision: _FEATURE_PRECISION = 'fp32'
     max_corrupt: _MAX_DAMAGED = None
+    cache: _CACHE = None
     plugin: _PLUGIN = ()
 
 

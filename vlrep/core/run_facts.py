@@ -143,6 +143,7 @@ _RUN = dict(
     save_every=_COUNT,
     world_size=_COUNT,
     max_corrupt=int | float | str | None,
+    cache=str | None,
     root=str | None,
     backbone=str | None,
     weights=str | None,

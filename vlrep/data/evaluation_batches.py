@@ -18,6 +18,7 @@ from torch import Tensor
 from ..core.fields import corrupt_limit
 from ..core.progress import progress
 from .loader import StatefulLoader
+from .photo_cache import cached_photos
 from .records import CorruptImage, ImageTextDataset
 
 # %% ../../nbs/data/64_evaluation_batches.ipynb #8b0e9b53
@@ -159,6 +160,7 @@ def readable(
     """
     if not len(dataset):
         return dataset
+    dataset = cached_photos(dataset)
     _, bad = image_summaries(dataset, _nothing, 1)
     limit = corrupt_limit(len(dataset), max_corrupt)
     if len(bad) > limit:

@@ -64,7 +64,8 @@ def _deep(image):
 def _clear(image):
     "Convert an image to RGB, transparent parts on white, one band at a time to save memory"
     if not ('A' in image.getbands() or 'a' in image.getbands() or 'transparency' in image.info):
-        return image.convert('RGB')
+        image.load()
+        return image if image.mode == 'RGB' else image.convert('RGB')
     out = Image.new('RGB', image.size)
     for box in _bands(image):
         out.paste(_on_white(image.crop(box)), box)
@@ -535,11 +536,19 @@ def fit_square(
     image: Image.Image,  # RGB
     size: int,  # Side of the square
 ) -> tuple:  # uint8 (size,size,3), and (height, width) of the part that is image
-    "Scale `image` until its longer side is `size`, and put it into the upper left corner of a black square"
+    """Scale `image` until its longer side is `size`, and put it into the upper left corner of a black square
+
+    Pixels are those of Pillow's antialiased bilinear `resize`, or 1 of 255 off
+    """
+    import torch  # here: processes that only draw scenes start without it
+    from torch.nn.functional import interpolate
+
     k = size / max(image.size)
     w, h = (max(1, round(s * k)) for s in image.size)
     out = np.zeros((size, size, 3), np.uint8)
-    out[:h, :w] = np.asarray(image.resize((w, h), Image.BILINEAR))
+    pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1)[None]
+    resized = interpolate(pixels, (h, w), mode='bilinear', antialias=True)
+    torch.from_numpy(out)[:h, :w] = resized[0].permute(1, 2, 0)
     return out, (h, w)
 
 
@@ -566,6 +575,8 @@ def _shared(*shape):
 # %% ../../nbs/data/00_records.ipynb #338ce724
 class ImageFileDataset(ImageTextDataset):
     "Images that stand in files, decoded on access and kept while they fit into `keep` bytes"
+
+    stored = None  # A file that keeps them resized, see `vlrep.data.photo_cache`
 
     def __init__(
         self,
@@ -597,7 +608,12 @@ class ImageFileDataset(ImageTextDataset):
     def _one(self, i):
         if self._kept is not None and self._hw[i, 0]:
             return self._kept[i], self._hw[i]
-        a, hw = fit_square(open_image(self.path(i), self.size), self.size)
+        path = self.path(i)
+
+        def decode():
+            return fit_square(open_image(path, self.size), self.size)
+
+        a, hw = decode() if self.stored is None else self.stored.photo(i, path, decode)
         if self._kept is not None:
             self._kept[i] = a
             self._hw[i, 1] = hw[1]
@@ -615,4 +631,7 @@ class ImageFileDataset(ImageTextDataset):
         split: str = None,  # The split they make
     ) -> ImageTextDataset:
         "Select rows as a dataset"
-        return ImageFileDataset([self.path(i) for i in idx], self.size, self.name, self.keep, **self._rows(idx, split))
+        paths = [self.path(i) for i in idx]
+        new = ImageFileDataset(paths, self.size, self.name, self.keep, **self._rows(idx, split))
+        new.stored = None if self.stored is None else self.stored.subset(idx)
+        return new

@@ -16,6 +16,7 @@ from ..core.progress import commit, logged_warnings
 from ..core.registry import resolve
 from ..data.evaluation_batches import evaluation_processes
 from ..data.paraphrases import MARIAN, MarianTranslator, write_paraphrases
+from ..data.photo_cache import photo_cache
 from ..datasets.base import DATASETS
 from ..evaluation.base import EVALUATIONS, EvaluationContext
 from ..evaluation.detection.detectron2 import write_detectron2_configs
@@ -61,12 +62,18 @@ def evaluate(
     workers: int | None = None,  # Processes that read images ahead; by default as `default_workers` has it
     features: FilePath = None,  # Folder that keeps features of images for later evaluations, see `stored_features`
     precision: str = 'fp32',  # fp32 or bf16: in which the backbone computes features
+    cache: FilePath = None,  # Folder that keeps photos resized for later commands, see `photo_cache`
     **options,  # Those of the evaluation, such as `spec` and `ap` of voc07
 ) -> list:  # Rows: `question, metric, backbone, n, chance, value, low, high`
     "Evaluate a trained model"
     evaluation = EVALUATIONS[on]
     options = evaluation.check(root, **options)
-    with process_group() as dist, evaluation_processes(workers, dist), stored_features(features, precision):
+    with (
+        process_group() as dist,
+        evaluation_processes(workers, dist),
+        stored_features(features, precision),
+        photo_cache(cache, log),
+    ):
         log = log if dist.is_main else str
         _check_precision(precision, dist.device, log)
         context = _context(run, which, root, max_corrupt, log, plugins, dist.device)
@@ -90,13 +97,14 @@ def extract_features(
     workers: int | None = None,  # Processes that read images ahead; by default as `default_workers` has it
     precision: str = 'fp32',  # fp32 or bf16: in which the backbone computes; the file is float32 in any case
     max_corrupt: int | float | str = None,  # How many photos may be unreadable, see `corrupt_limit`
+    cache: FilePath = None,  # Folder that keeps photos resized for later commands, see `photo_cache`
     log: Callable = print,  # Called with lines for the screen
     plugins: Sequence[FilePath] = (),  # Python files of the run that may be imported, since you trust them
 ) -> Path:  # The folder: `features.npy` float32, `ids.json` and `labels.npz`, in the same order
     "Write the features of images by the backbone of a run; the same call continues one that was killed"
     one_of('--part', part, ('train', 'test'))
     one_of('--pooling', pooling, POOLS)
-    with process_group() as dist, evaluation_processes(workers, dist):
+    with process_group() as dist, evaluation_processes(workers, dist), photo_cache(cache, log):
         log = log if dist.is_main else str
         _check_precision(precision, dist.device, log)
         context = _context(run, which, root, max_corrupt, log, plugins, dist.device)

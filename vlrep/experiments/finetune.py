@@ -21,6 +21,7 @@ from ..core.weights import WeightsNotFinite, fill_model
 from ..data.collate import caption_lines
 from ..data.evaluation_batches import evaluation_processes, readable
 from ..data.fingerprint import fingerprint
+from ..data.photo_cache import cached_photos
 from ..data.region_inputs import RegionReader
 from ..data.tasks import read_labels
 from ..data.tokenizer import Tokenizer
@@ -35,7 +36,7 @@ from ..evaluation.transfer import table_text
 from .config import recipe_dict, recipe_from_dict
 from .job import Job, resumed_line, run_folder
 from .load_run import method_of, recipe_of, run_model, trusted_run
-from .spec import FinetuneSpec, Runtime, check_out, recorded_spec
+from .spec import FinetuneSpec, Runtime, _full_path, check_out, recorded_spec
 from ..methods.base import METHODS
 from ..models.pretrained import Pretrained
 from ..models.region_cache import CachedReader
@@ -206,7 +207,10 @@ def _examples(spec, side, log, max_corrupt):
             return source.read(split, size=side, options=spec.options, log=log)
         with logged_warnings(log):
             examples = source.read(spec.root, split, side, log=log, max_corrupt=max_corrupt)
-        if examples is None or split == 'train':
+        if examples is None:
+            return examples
+        examples.base = cached_photos(examples.base)
+        if split == 'train':
             return examples
         return _with_images(examples, log, max_corrupt)
 
@@ -305,6 +309,7 @@ def _new_run(job, setup, source, out):
         workers=runtime.workers,
         save_every=runtime.save_every,
         max_corrupt=runtime.max_corrupt,
+        cache=_full_path(runtime.cache),
         **{**facts, 'finetune': {**facts['finetune'], **places}},
     )
     write_json(run / 'labels.json', setup.labels)

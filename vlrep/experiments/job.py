@@ -20,6 +20,7 @@ from ..core.files import FilePath, file_sha256
 from ..core.progress import Stages, commit, keep_memory, versions
 from ..core.registry import plugin_files
 from ..data.loader import TooManyDamaged, check_share
+from ..data.photo_cache import photo_cache
 from .sanity_checks import busy_hint
 from .spec import FinetuneSpec, RunSpec, Runtime, check_out
 from ..training.distributed import process_group
@@ -122,7 +123,9 @@ class Job:
     ) -> 'Iterator[Job]':
         "Begin the group of processes, and end it with the body"
         with process_group(runtime.timeout) as dist:
-            yield cls(dist, spec, runtime, log, resumed)
+            job = cls(dist, spec, runtime, log, resumed)
+            with photo_cache(runtime.cache, job.log):
+                yield job
 
     def facts(
         self,

@@ -20,6 +20,7 @@ from ..core.weights import WeightsNotFinite
 from ..data.collate import caption_lines
 from ..data.evaluation_batches import evaluation_processes
 from ..data.fingerprint import fingerprint
+from ..data.photo_cache import photo_cache
 from ..data.tokenizer import Tokenizer
 from ..datasets.base import DATASETS
 from .baselines import train_on
@@ -30,7 +31,15 @@ from .initial_weights import has_backbone, with_backbone
 from .job import Job, resumed_line, run_folder
 from .load_run import tokenizer_of, trusted_run
 from .sanity_checks import dry_run, overfit
-from .spec import FinetuneSpec, RunSpec, Runtime, check_out, recorded_runtime, recorded_spec
+from vlrep.experiments.spec import (
+    FinetuneSpec,
+    RunSpec,
+    Runtime,
+    _full_path,
+    check_out,
+    recorded_runtime,
+    recorded_spec,
+)
 from .splits import open_splits
 from ..methods.base import METHODS
 from ..models.timm_torchvision import weights_digest
@@ -243,6 +252,7 @@ def _open_run(job, spec, facts, notes, plugins, out, old):
         workers=runtime.workers,
         save_every=runtime.save_every,
         max_corrupt=runtime.max_corrupt,
+        cache=_full_path(runtime.cache),
         **found,
         **facts,
     )
@@ -386,7 +396,8 @@ def run_checks(
         torch.set_num_threads(spec.threads)
     method = with_backbone(METHODS[spec.method], spec.backbone, spec.weights_file, log)
     same = dict(seed=spec.seed, log=log, max_corrupt=runtime.max_corrupt)
-    splits = open_splits(method, spec.recipe, spec.options, spec.data, spec.root, **same)
+    with photo_cache(runtime.cache, log):
+        splits = open_splits(method, spec.recipe, spec.options, spec.data, spec.root, **same)
     _check_data(method, spec, splits, log)
     same |= dict(tokenizer=method.train_tokenizer(spec.recipe, splits['train']), precision=spec.precision)
     if what == 'overfit':

@@ -255,10 +255,12 @@ class Runtime:
     # see `corrupt_limit`; by default 10, a quarter of fewer than 40, 1 % of more than 1000
     tracker: str | None = None  # One of `TRACKERS`, which gets the losses, too
     timeout: int = 600  # Of several processes: seconds after which one gives up waiting for the others
+    cache: str | None = None  # Folder that keeps photos resized, see `vlrep.data.photo_cache`
 
     def __post_init__(self):
         _check_numbers(self)
         check_damage(self.max_corrupt)
+        _check_path('--cache', self.cache)
         if self.tracker:
             check_tracker(self.tracker)
 
@@ -324,6 +326,6 @@ def recorded_runtime(
     "Read from `recipe.json` how a run was started"
     facts = read_run_facts(run)
     try:
-        return Runtime(**{k: facts[k] for k in ('workers', 'save_every', 'max_corrupt') if k in facts})
+        return Runtime(**{k: facts[k] for k in ('workers', 'save_every', 'max_corrupt', 'cache') if k in facts})
     except ValueError as e:
         raise ValueError(f'{Path(run) / "recipe.json"}: {e}') from e

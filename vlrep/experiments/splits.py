@@ -9,6 +9,7 @@ __all__ = ['open_splits']
 from dataclasses import replace
 
 from ..core.files import FilePath
+from ..data.photo_cache import cached_splits
 from ..datasets.base import DATASETS
 from ..methods.base import Method
 
@@ -29,4 +30,5 @@ def open_splits(
     if getattr(options, 'part_seed', 0) < 0:
         options = replace(options, part_seed=seed)
     builder = DATASETS[data]
-    return builder.open(options, root, builder.stored_size(recipe.size), wanted, log, max_corrupt)
+    splits = builder.open(options, root, builder.stored_size(recipe.size), wanted, log, max_corrupt)
+    return cached_splits(splits, log)

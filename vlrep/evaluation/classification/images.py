@@ -17,6 +17,7 @@ from fastcore.basics import patch
 from ...core.files import FilePath
 from ...data.evaluation_batches import readable
 from ...data.fingerprint import fingerprint
+from ...data.photo_cache import cached_photos
 from ...data.records import ImageTextDataset
 from ...data.subsets import take_part_of_classes
 from ...datasets.world.captions import _area
@@ -75,7 +76,7 @@ def read_photo_classes(
     if split == 'test':
         return None
     train, valid = LAYOUTS[layout](Path(root), 2 * plan.size, max_corrupt)
-    return _share(train, plan) if split == 'train' else readable(valid, log, max_corrupt)
+    return cached_photos(_share(train, plan)) if split == 'train' else readable(valid, log, max_corrupt)
 
 
 read_folders_classes, read_imagenet_classes, read_places205_classes, read_inaturalist_classes = (
