@@ -87,7 +87,7 @@ class PhotoFile(ArrayFile):
             raise write_error(e, self.path) from e
 
 # %% ../../nbs/data/18_photo_cache.ipynb #d3fa027a
-_PLACE = ContextVar('place', default=(None, print))
+_PLACE = ContextVar('place', default=(None, print, []))
 
 
 @contextmanager
@@ -96,9 +96,12 @@ def photo_cache(
     log: Callable = print,  # Called with the size of a file before it is made
 ) -> Iterator[None]:
     "Keep the photos that are read inside this context, resized, and reuse those that are there"
-    token = _PLACE.set((None if folder is None else Path(folder), log))
+    connected = []
+    token = _PLACE.set((None if folder is None else Path(folder), log, connected))
     try:
         yield
+        if folder is not None and not connected:
+            log(f'--cache {folder}: nothing is kept there, since no photos were read from files of their own')
     finally:
         _PLACE.reset(token)
 
@@ -114,7 +117,7 @@ def cached_photos(
 
     A `ValueError` if the disk has no room for it
     """
-    folder, log = _PLACE.get()
+    folder, log, connected = _PLACE.get()
     if folder is None or not isinstance(dataset, ImageFileDataset) or dataset.stored is not None or not len(dataset):
         return dataset
     paths = '\n'.join(os.path.abspath(dataset.path(i)) for i in range(len(dataset)))
@@ -134,6 +137,7 @@ def cached_photos(
                 ArrayFile.create(new, (len(dataset), _row_bytes(dataset)))
     new = copy.copy(dataset)
     new.stored = PhotoFile(path, dataset.size)
+    connected.append(path)
     return new
 
 
@@ -143,7 +147,7 @@ def cached_splits(
 ) -> dict:  # The same, as from `cached_photos`
     "Connect the parts of a dataset to their files; a `ValueError` if there is a folder, but no photos for it"
     train = splits['train']
-    folder, _ = _PLACE.get()
+    folder, *_ = _PLACE.get()
     photos = isinstance(train, ImageFileDataset)
     if folder is not None and not photos:
         raise ValueError(f'--cache {folder}: {train.name} has no photos in files of their own; leave it out')
