@@ -441,7 +441,7 @@ def test_training_and_decisions_see_the_whole_photo(body, tmp_path, monkeypatch)
     call = EvalTransform.__call__
 
     def noted(self, batch, key=None):
-        assert (batch['hw'][:, 1] == 2 * batch['hw'][:, 0]).all()
+        assert ((batch['hw'][:, 1] - 2 * batch['hw'][:, 0]).abs() <= 1).all()
         got = call(self, batch, key)
         seen.append(torch.allclose(got['images'], whole_view(batch['images'], batch['hw'], self.size), atol=1e-5))
         return got
