@@ -242,15 +242,16 @@ class Program:
     args = 'a forked program'
 
     def forks(self):
-        "Ids of the processes that it has forked, those that load images for instance"
-
-        def parent(p):
+        "Ids of the processes that it has forked, those that load images for instance, in the order of their start"
+        found = []
+        for file in Path('/proc').glob('[0-9]*/stat'):
             try:
-                return int(p.read_text().rpartition(')')[2].split()[1])
-            except OSError:
-                return None
-
-        return [int(p.parent.name) for p in Path('/proc').glob('[0-9]*/stat') if parent(p) == self.pid]
+                _, parent, *rest = file.read_text().rpartition(')')[2].split()
+            except OSError:  # it has just ended
+                continue
+            if int(parent) == self.pid:
+                found.append((int(rest[17]), int(file.parent.name)))  # ticks at its start
+        return [pid for _, pid in sorted(found)]
 
     def send_signal(self, sig):
         self.poll() is None and os.kill(self.pid, sig)

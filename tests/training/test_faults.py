@@ -13,6 +13,7 @@ import pickle
 import resource
 import shutil
 import signal
+import struct
 import sys
 import tempfile
 import time
@@ -28,7 +29,9 @@ from run_folders import flip, in_child, resign, rows
 from tools import FOUR_STEPS, quiet, refused, sets
 
 from vlrep.core.run_facts import read_log
+from vlrep.data.loader import StatefulLoader, _unwatched
 from vlrep.data.workers import begin_worker
+from vlrep.datasets.world.dataset import world
 from vlrep.experiments.pretrain import pretrain
 from vlrep.experiments.spec import run_spec
 from vlrep.methods.base import METHODS
@@ -408,6 +411,20 @@ def test_a_killed_reader_is_one_line_and_the_run_can_go_on(tmp_path):
         and 'reads images' in err.replace('worker', 'a process that reads images')
     ), err
     assert open_run_folder(out).state()['step'] > 0
+
+
+def test_half_a_batch_of_a_killed_worker_is_not_waited_for():
+    "Also if PyTorch's error about it was lost: the other worker keeps the pipe open, and the rest would never come"
+    loader = StatefulLoader(world('train', 24, size=32), 4, workers=2)
+    batches = iter(loader)
+    next(batches)
+    it = loader._reader._iterator
+    _unwatched(it)
+    it._workers[0].kill()
+    it._workers[0].join()
+    os.write(it._worker_result_queue._writer.fileno(), struct.pack('!i', 10**9) + b'half')
+    with pytest.raises(ChildProcessError, match='worker 0'):
+        list(batches)
 
 
 def test_lost_connections_of_a_worker_are_not_printed(capfd):

@@ -422,6 +422,9 @@ def _next(self: StatefulLoader, read):
     "Return the next batch; call `on_wait` twice a second while the workers have none"
     begun = time.monotonic()
     while True:
+        # Python swallows PyTorch's error about a killed worker where it wakes a thread; half a batch is never completed
+        if killed := [w.pid for w in getattr(read, '_workers', ()) if not w.is_alive()]:
+            raise RuntimeError(f'DataLoader worker (pid {killed[0]}) was killed')
         try:
             return next(read)
         except RuntimeError as e:
