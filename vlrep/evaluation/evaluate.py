@@ -156,12 +156,12 @@ def evaluate_folder(
         parts = LAYOUTS[layout](Path(context.root), 2 * m.view.size, context.max_corrupt)
     train, test = (readable(d, context.log, context.max_corrupt) for d in parts)
     train = take_part_of_classes(train, 'label', share)
-    how = dict(size=m.view.size, name=context.method)
+    size = m.view.size
     folder = context.run and context.run.path
     recipe = PROBES[probe].searched(search, context.seed) if search else PROBES[probe]
     rows = [
-        softmax_probe(backbone, train, test, 'label', recipe, folder=folder, **how),
-        *knn_probe(backbone, train, test, 'label', (1, 20), **how),
+        softmax_probe(backbone, train, test, 'label', recipe, size=size, folder=folder, name=context.method),
+        *knn_probe(backbone, train, test, 'label', (1, 20), view=recipe.test_view(size), name=context.method),
     ]
     return [dict(row, share=share) for row in rows]
 

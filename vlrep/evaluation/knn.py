@@ -6,6 +6,8 @@
 __all__ = ['neighbours', 'knn_classes', 'knn_probe']
 
 # %% ../../nbs/evaluation/25_knn.ipynb #4cc255d0
+from collections.abc import Callable
+
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -84,6 +86,7 @@ def knn_probe(
     *,
     t: float = 0.07,  # Temperature of the votes; None = one neighbour, one vote
     size: int = None,  # Side of the views in pixels; those of the datasets by default
+    view: Callable = None,  # As for `features`, instead of `size`
     name: str = 'backbone',  # Of the backbone, in the rows
     seed: int = 0,  # Of the bootstrap
     draws: int = 500,  # Number of bootstrap resamples of the images
@@ -93,8 +96,8 @@ def knn_probe(
     yt = y.numpy() if test is None else class_labels(test, label)
     rows = []
     ks = [k for k in ks if k <= len(train) - (test is None)]
-    f = features(backbone, train, size, pools=('avg',))['avg']
-    ft = None if test is None else features(backbone, test, size, pools=('avg',))['avg']
+    f = features(backbone, train, size, view=view, pools=('avg',))['avg']
+    ft = None if test is None else features(backbone, test, size, view=view, pools=('avg',))['avg']
     for k, predicted in zip(ks, knn_classes(f, y, ft, ks, t)):
         right = (predicted.numpy() == yt).astype(float)
         low, high = bootstrap(right, draws=draws, seed=seed)

@@ -127,6 +127,7 @@ def _look_time(learn, max_looks=3):
         if i + 1 == max_looks:
             break
     learn.dls.valid.seek(0)
+    learn.dls.valid.close()
     return float(np.median(times)) * len(learn.dls.valid)
 
 # %% ../../nbs/experiments/50_sanity_checks.ipynb #a6b5fc50
