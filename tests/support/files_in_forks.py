@@ -5,6 +5,7 @@ once, too. `make test` runs the notebooks beside the tests, and together they ha
 """
 
 import gc
+import multiprocessing
 import os
 import pickle
 import selectors
@@ -72,6 +73,8 @@ def child(config, items, fd, temporary):
         config.pluginmanager.register(Reports(fd))
         for item, after in zip(items, [*items[1:], None]):
             config.hook.pytest_runtest_protocol(item=item, nextitem=after)
+        for left in multiprocessing.active_children():  # they hold the pipe at whose end the server stops
+            left.kill()
         forked.SERVER.stop()
         code = 0
         sys.stdout.flush()
