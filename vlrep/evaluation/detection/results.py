@@ -82,8 +82,9 @@ def _precision(data, rows, plan, kind):
     if not plan.metric.startswith('voc'):
         return {k: (v, []) for k, v in (lvis_ap if plan.metric == 'lvis' else coco_ap)(data, rows, kind).items()}
     year = int(plan.metric.removeprefix('voc'))
-    drawn = voc_ap(data, rows, year, draw_counts(len(data), max(plan.draws, 200)), kind)
-    return {k: (v, drawn[k]) for k, v in voc_ap(data, rows, year, kind=kind).items()}
+    once = np.ones((1, len(data)))
+    weights = np.concatenate([once, draw_counts(len(data), max(plan.draws, 200))])
+    return {k: (float(v[0]), v[1:]) for k, v in voc_ap(data, rows, year, weights, kind).items()}
 
 
 def _table_row(question, metric, name, n, value, drawn, keep):
