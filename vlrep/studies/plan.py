@@ -9,19 +9,18 @@ __all__ = ['SCORES', 'BASELINE_ROWS', 'SHIFTED', 'MODES', 'TASK_TABLES', 'Varian
            'questions_of']
 
 # %% ../../nbs/studies/10_plan.ipynb #9e2f686f
-import json
 import re
-from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError, with_config
+from pydantic import AfterValidator, Field, with_config
 
 from ..core.fields import check_fields, corrupt_limit, field_rules
 from ..core.files import FilePath, brief
 from ..core.registry import did_you_mean
 from ..core.text_files import read_toml
+from ..core.toml_tables import STRICT, at, distinct, read_table
 from ..datasets.base import DATASETS
 from ..evaluation.base import EVALUATIONS
 from ..evaluation.finetune.plan import TASKS
@@ -58,35 +57,25 @@ def _folder_name(name):
     return name
 
 
-def _different(entries):
-    "Check that no entry of a list, and no name of its tables, occurs twice"
-    names = [getattr(x, 'name', getattr(x, 'id', x)) for x in entries]
-    for i, name in enumerate(names):
-        if name in names[:i]:
-            raise ValueError(f'{name!r} occurs twice')
-    return entries
-
-
 def _valid_limit(max_corrupt):
     "Check how many photos may be unusable"
     corrupt_limit(1, max_corrupt)
     return max_corrupt
 
 
-_TABLE = ConfigDict(strict=True, extra='forbid', allow_inf_nan=False)  # 1 is no text, and an unknown field is an error
 _FolderName = Annotated[str, AfterValidator(_folder_name)]
-_Names = Annotated[tuple[str, ...], AfterValidator(_different)]
-_Modes = Annotated[tuple[Literal[tuple(MODES)], ...], Field(min_length=1), AfterValidator(_different)]
+_Names = Annotated[tuple[str, ...], AfterValidator(distinct)]
+_Modes = Annotated[tuple[Literal[tuple(MODES)], ...], Field(min_length=1), AfterValidator(distinct)]
 _Setting = Literal['views', 'images', 'captions', 'steps', 'backbone']
-_Settings = Annotated[tuple[_Setting, ...], AfterValidator(_different)]
+_Settings = Annotated[tuple[_Setting, ...], AfterValidator(distinct)]
 _Seed = Annotated[int, Field(ge=0, lt=2**31)]
-_Seeds = Annotated[tuple[_Seed, ...], Field(min_length=1), AfterValidator(_different)]
+_Seeds = Annotated[tuple[_Seed, ...], Field(min_length=1), AfterValidator(distinct)]
 _Grid = Annotated[tuple[dict, ...], Field(min_length=1)]  # Rates, each a table: field -> value
 _Growth = Annotated[int, Field(ge=0, le=8)]
 _Points = Annotated[float, Field(ge=0, le=100)]
 
 # %% ../../nbs/studies/10_plan.ipynb #72988d6b
-@with_config(_TABLE)
+@with_config(STRICT)
 @dataclass(frozen=True)
 class Variant:
     "One of the variants that a study compares: a method, one of its recipes, and what is changed in it"
@@ -102,7 +91,7 @@ class Variant:
     modes: _Modes | None = None  # Some of `MODES`; None: all of the study
 
 # %% ../../nbs/studies/10_plan.ipynb #1c5d9d93
-@with_config(_TABLE)
+@with_config(STRICT)
 @dataclass(frozen=True)
 class FineTuning:
     "Fine-tuning of each pretrained run: tasks, modes and learning rates, the same for each variant, task and mode"
@@ -115,7 +104,7 @@ class FineTuning:
     extend: _Growth = 1  # As for `Rates`
 
 
-@with_config(_TABLE)
+@with_config(STRICT)
 @dataclass(frozen=True)
 class Rates:
     "The learning rates: each variant is trained at each of them, with all seeds and the whole schedule"
@@ -151,7 +140,7 @@ def comparison_tables() -> tuple:
     return *SCORES, *TASK_TABLES, 'pretraining', *evaluated_scores()
 
 # %% ../../nbs/studies/10_plan.ipynb #440d3473
-@with_config(_TABLE)
+@with_config(STRICT)
 @dataclass(frozen=True)
 class Comparison:
     "The claim that one variant, the treatment, is ahead of another one, the control, on one question"
@@ -172,14 +161,14 @@ class Comparison:
     unequal: _Settings = ()  # Settings of `equal` that the claim is about, and that may differ
 
 # %% ../../nbs/studies/10_plan.ipynb #e887d3c4
-@with_config(_TABLE)
+@with_config(STRICT)
 @dataclass(frozen=True)
 class Study:
     "What is compared, on which data, with which seeds and learning rates: the contents of a study's file"
 
     file: str  # Where it is written
     name: _FolderName  # Of the study
-    variants: Annotated[tuple[Variant, ...], Field(min_length=1), AfterValidator(_different)]
+    variants: Annotated[tuple[Variant, ...], Field(min_length=1), AfterValidator(distinct)]
     seeds: _Seeds  # At least 2, if there are comparisons
     title: str = ''  # Of its page
     data: str = 'world'  # One of `DATASETS`
@@ -193,7 +182,7 @@ class Study:
     rates: Rates | None = None  # None: the recipes are taken as they are
     finetune: FineTuning | None = None  # None: nothing is fine-tuned
     ask: dict[str, dict] = field(default_factory=dict)  # Evaluation of every finished run -> its options
-    comparisons: Annotated[tuple[Comparison, ...], AfterValidator(_different)] = ()
+    comparisons: Annotated[tuple[Comparison, ...], AfterValidator(distinct)] = ()
     changed: tuple = ()  # Sentences: how its file differs from that of the first result
     added: tuple = ()  # Ids of the comparisons that were added to the file after the first result
 
@@ -233,68 +222,21 @@ class Study:
         name = _source_of(variant.weights, variant.changes)
         return self.variant(name) if name else None
 
+
+_TABLES = dict(variants=Variant, comparisons=Comparison, rates=Rates, finetune=FineTuning)
+
 # %% ../../nbs/studies/10_plan.ipynb #2e175464
 def _source_of(weights, changes):
     "Return the name of the variant in `weights = '@NAME'` or `generated = '@NAME'`; '' if there is none"
     name = weights or str(changes.get('generated', ''))
     return name[1:] if name[:1] == '@' else ''
 
-# %% ../../nbs/studies/10_plan.ipynb #9ed27b6d
-@contextmanager
-def _at(place):
-    "Put a place of the file before the message of a `ValueError`"
-    try:
-        yield
-    except ValueError as e:
-        raise ValueError(f'{place}{e}') from None
-
-
-def _place(keys, table):
-    "Write where a value is in the file: `variants[sets].method`"
-    place = ''
-    for key in keys:
-        if isinstance(key, str):
-            place += f'.{key}'
-            table = table.get(key)
-        else:
-            table = table[key]
-            name = table.get('name', table.get('id', key)) if isinstance(table, dict) else key
-            place += f'[{name}]'
-    return place.lstrip('.')
-
-
-_UNKNOWN = 'unexpected_keyword_argument'  # What Pydantic calls an unknown field
-
-
-def _read_table(cls, table):
-    "Make an instance of `cls` from a table of the file; a `ValueError` says what is wrong, and where"
-
-    def no_json(x):
-        raise ValueError(f'{x}: dates and times are no values of a study; write a text, in quotes')
-
-    try:
-        return TypeAdapter(cls).validate_json(json.dumps(table, default=no_json))
-    except ValidationError as e:
-        problem = min(e.errors(), key=lambda p: p['type'] != _UNKNOWN)  # a mistyped name before the missing one
-    keys = problem['loc']
-    place = _place(keys, table)
-    value = problem['input']
-    message = problem['msg'].removeprefix('Value error, ')
-    if problem['type'] == _UNKNOWN:
-        message = did_you_mean('field', keys[-1], [f.name for f in fields(_CLASSES.get(keys[0], cls))])
-    elif not isinstance(value, (dict, list)):
-        place += f'={brief(value)}'
-    raise ValueError(f'{place}: {message}')
-
-
-_CLASSES = dict(variants=Variant, comparisons=Comparison, rates=Rates, finetune=FineTuning)
-
 # %% ../../nbs/studies/10_plan.ipynb #2c4be846
 # Fields of `Study` that are not at the top of its file
 _INNER = 'file', 'root', 'max_corrupt', 'options', 'changed', 'added'
 
 
-@with_config(_TABLE)
+@with_config(STRICT)
 @dataclass(frozen=True)
 class _Data:
     "What `[data]` says beside the options of the dataset"
@@ -312,15 +254,15 @@ def study_of(
 ) -> Study:  # Checked
     "Make a study from the tables of its file; raise a `ValueError` that names file and field"
     names = {f.name for f in fields(Study)} - {*_INNER} | {'quick'}
-    with _at(f'{file}: '):
+    with at(f'{file}: '):
         for k in table:
             _known('field', k, names)
-        options = _read_table(dict[str, dict], dict(data=table.get('data', {})))['data']
+        options = read_table(dict[str, dict], dict(data=table.get('data', {})))['data']
         inner = {k: options.pop(k) for k in ('name', 'root', 'max_corrupt') if k in options}
-        with _at('data.'):
-            data = _read_table(_Data, inner)
+        with at('data.'):
+            data = read_table(_Data, inner)
         rest = {k: v for k, v in table.items() if k not in ('data', 'quick')}
-        study = _read_table(Study, dict(rest, file=str(file)))
+        study = read_table(Study, dict(rest, file=str(file)), _TABLES)
         study = replace(study, data=data.name, root=data.root, max_corrupt=data.max_corrupt, options=options)
         _check_study(study, ran)
     return study
@@ -341,7 +283,7 @@ def read_study(
     return study_of(quick_table(table, str(file)) if quick else table, str(file))
 
 # %% ../../nbs/studies/10_plan.ipynb #097721de
-@with_config(_TABLE)
+@with_config(STRICT)
 @dataclass(frozen=True)
 class _Quick:
     "How small a study may be"
@@ -365,10 +307,10 @@ def quick_table(
     names = [a.name for a in study.variants]
     if 'quick' not in table:
         raise ValueError(f'{file}: quick: there is none; write how small the study may be as [quick]')
-    with _at(f'{file}: quick.'):
-        quick = _read_table(_Quick, table['quick'])
+    with at(f'{file}: quick.'):
+        quick = read_table(_Quick, table['quick'])
         for part in ('keep', 'own'):
-            with _at(f'{part}: '):
+            with at(f'{part}: '):
                 for name in getattr(quick, part):
                     _known('variant', name, names)
         keep = quick.keep or names
@@ -379,7 +321,7 @@ def quick_table(
                 raise ValueError(f'keep: {a.name} depends on the run of {source.name}; keep it, too')
         recipe_fields = {name: {f.name for f in fields(METHODS[a.method].recipe)} for name, a in variants.items()}
         for k in quick.changes:
-            with _at('changes: '):
+            with at('changes: '):
                 _known('field of recipes', k, set().union(*recipe_fields.values()))
 
     def first_rates(part):
@@ -562,11 +504,11 @@ def with_root(
 # %% ../../nbs/studies/10_plan.ipynb #ab42f0c7
 def _check_study(study, ran=False):
     "Raise a `ValueError` that names the field unless the study can be run and evaluated; see `with_root`"
-    with _at('data.name: '):
+    with at('data.name: '):
         builder = DATASETS[study.data]
     if study.options.get('valid') == 0:
         raise ValueError('data.valid=0: there is no validation split to choose rates and checkpoints by')
-    with _at('data: '):
+    with at('data: '):
         options = check_fields(override(builder.options, change_texts(study.options)))
         _check_kinds(study.options, (options,))
         builder.check_options(options, set(study.options))
@@ -575,7 +517,7 @@ def _check_study(study, ran=False):
     if study.comparisons and len(study.seeds) < 2 and not ran:
         raise ValueError('seeds: a comparison needs at least 2, to see how much seeds differ')
     for a in study.variants:
-        with _at(f'variants[{a.name}].'):
+        with at(f'variants[{a.name}].'):
             _check_variant(study, a)
     if study.finetune:
         _check_finetuning(study)
@@ -583,7 +525,7 @@ def _check_study(study, ran=False):
         for name, evaluation_options in study.ask.items():
             _check_evaluated(study, name, evaluation_options)
         for c in study.comparisons:
-            with _at(f'comparisons[{c.id}].'):
+            with at(f'comparisons[{c.id}].'):
                 _check_comparison(study, c)
         _check_equal(study)
     if study.rates:
@@ -594,22 +536,22 @@ def _check_study(study, ran=False):
 
 def _check_variant(study, variant):
     "Raise a `ValueError` unless a variant can be trained"
-    with _at('method: '):
+    with at('method: '):
         method = METHODS[variant.method]
     if variant.recipe:
-        with _at('recipe: '):
+        with at('recipe: '):
             _known('recipe', variant.recipe, method.recipes)
-    with _at('changes: '):
+    with at('changes: '):
         variant_recipe(study, variant)
     _check_source(study, variant)
 
 # %% ../../nbs/studies/10_plan.ipynb #06b7b484
 def _check_evaluated(study, name, options):
     "Raise a `ValueError` unless the evaluation can be compared and has these options"
-    with _at('ask: '):
+    with at('ask: '):
         _known('evaluation', name, evaluated_scores())
     evaluation = EVALUATIONS[name]
-    with _at(f'ask.{name}: '):
+    with at(f'ask.{name}: '):
         for k, v in options.items():
             _known('option', k, evaluation.options)
             default = evaluation.options[k].default
@@ -631,7 +573,7 @@ def _check_source(study, variant):
         raise ValueError(f"weights={variant.weights!r}: expected '@NAME', the name of another variant")
     if not name:
         return
-    with _at('weights: ' if variant.weights else 'changes.generated: '):
+    with at('weights: ' if variant.weights else 'changes.generated: '):
         _known('variant', name, [a.name for a in study.variants if a is not variant])
         source = study.variant(name)
         if _source_of(source.weights, source.changes):
@@ -659,7 +601,7 @@ def _check_rates(study):
     rates = study.rates
     probed = rates.score != 'held_loss'
     if probed:
-        with _at('rates.score: '):
+        with at('rates.score: '):
             _known('score', rates.score, ('held_loss', *SCORES['table']))
             if 'domain_shift' not in DATASETS[study.data].test_annotations:
                 raise ValueError(f"{study.data} has no scenes; take 'held_loss'")
@@ -672,16 +614,16 @@ def _check_rates(study):
         if probed and (why := METHODS[a.method].no_backbone):
             raise ValueError(f"rates.score: {a.name} has no backbone ({why}); take 'held_loss'")
         grid = study.grid(a)
-        with _at(f'{place}: '):
+        with at(f'{place}: '):
             if len(grid) != len(rates.grid):
                 raise ValueError(f'{len(grid)} rates, and rates.grid has {len(rates.grid)}; the k-th are compared')
             _check_ascending(grid, rates.extend)
         for i, rate in enumerate(grid):
-            with _at(f'{place}[{i}]: '):
+            with at(f'{place}[{i}]: '):
                 _check_not_in_grid(rate, ('steps', 'warmup', 'bs'), 'schedule and batch are those of the recipe')
                 shared = [f.name for f in fields(DATASETS[study.data].options)]
                 _check_not_in_grid(rate, shared, 'the data is the same at all rates')
-            with _at(f'{place}: ' if a.grid else f'variants[{a.name}].changes, with {place}[{i}]: '):
+            with at(f'{place}: ' if a.grid else f'variants[{a.name}].changes, with {place}[{i}]: '):
                 variant_recipe(study, a, rate)
 
 
@@ -709,7 +651,7 @@ def _check_finetuning(study):
     f = study.finetune
     if (n := study.options.get('draws', 0)) < 2:
         raise ValueError(f'data: draws={n}: the intervals of fine-tuned runs need at least 2; take 200')
-    with _at('finetune.tasks: '):
+    with at('finetune.tasks: '):
         for t in f.tasks:
             source = TASKS[t].sources.get(study.data)
             if not source or source.root_help:
@@ -717,16 +659,16 @@ def _check_finetuning(study):
     named = [(f'variants[{a.name}].tasks: ', a.tasks or ()) for a in study.variants]
     for place, tasks in [('finetune.own: ', f.own), *named]:
         for t in tasks:
-            with _at(place):
+            with at(place):
                 _known('task', t, f.tasks)
-    with _at('finetune.grid: '):
+    with at('finetune.grid: '):
         _check_ascending(f.grid, f.extend)
     jobs = [(t, m) for t in f.tasks for m in f.modes] + [j for a in study.variants for j in study.jobs(a)]
     for i, rate in enumerate(f.grid):
-        with _at(f'finetune.grid[{i}]: '):
+        with at(f'finetune.grid[{i}]: '):
             _check_not_in_grid(rate, _OF_STUDY, 'schedule, batch, mode and examples are those of the study')
         for t, m in dict.fromkeys(jobs):
-            with _at(f'finetune.changes, with grid[{i}], {t}, {m}: '):
+            with at(f'finetune.changes, with grid[{i}], {t}, {m}: '):
                 plan, sizes, _ = task_plan(study, t, m, rate)
                 _check_kinds({**f.changes, **f.own.get(t, {}), **rate}, (plan, sizes))
 
@@ -768,7 +710,7 @@ def _check_question(study, c):
 def _check_comparison(study, c):
     "Raise a `ValueError` unless a comparison can be evaluated"
     names = [a.name for a in study.variants]
-    with _at('table: '):
+    with at('table: '):
         _known('table', c.table, comparison_tables())
         if c.table in SHIFTED and 'domain_shift' not in DATASETS[study.data].test_annotations:
             raise ValueError(
@@ -779,13 +721,13 @@ def _check_comparison(study, c):
             raise ValueError(f'no run has this evaluation; add {c.table} = {{}} to [ask]')
     if c.treatment == c.control:
         raise ValueError(f'treatment and control are both {c.treatment!r}')
-    with _at('treatment: '):
+    with at('treatment: '):
         _known('variant', c.treatment, names)
-    with _at('question: '):
+    with at('question: '):
         _check_question(study, c)
     if not c.direction and not (c.margin or study.margin):
         raise ValueError('direction=0: a tie needs a margin; write margin = 1.0, in points')
-    with _at('control: '):
+    with at('control: '):
         if c.control[:1] != '@':
             _known('variant', c.control, [*names, 'chance'])
         elif c.table in (*TASK_TABLES, 'pretraining'):
@@ -798,7 +740,7 @@ def _check_comparison(study, c):
         name = getattr(c, side)
         if name not in names:
             continue
-        with _at(f'{side}: '):
+        with at(f'{side}: '):
             _, options = variant_recipe(study, study.variant(name))
             draws = getattr(options, 'draws', 0)
             if draws < 2:
