@@ -79,7 +79,7 @@ def evaluate(
         context = _context(run, which, root, max_corrupt, log, plugins, dist.device)
         rows = evaluation.evaluate(context, **options)
         if dist.is_main:
-            facts = dict(on=on, which=str(which), precision=precision)
+            facts = dict(on=on, root=root and str(root), options=options, which=str(which), precision=precision)
             line = dict(facts, date=time.strftime('%Y-%m-%d'), commit=commit(), rows=rows)
             append_line(Path(run) / 'evaluations.jsonl', json.dumps(line, ensure_ascii=False))
     log(table_text(rows))

@@ -62,7 +62,6 @@ class PlannedEvaluation:
     "How a network is evaluated: by one of `EVALUATIONS`, or by fine-tuning on one of `TASKS`"
 
     name: _Name
-    value: str  # Metric of the row that fills the cell; 'question | metric' where several questions have it
     on: str = ''  # One of `EVALUATIONS`
     task: str = ''  # One of `TASKS`
     data: str = ''  # One of the task's sources
@@ -70,7 +69,6 @@ class PlannedEvaluation:
     plan: str = ''  # One of the task's plans; '': that of the data
     options: dict = field(default_factory=dict)  # Options of the evaluation, or field of the plan -> value
     region_files: str = ''  # Store of the regions of the task's photos, below the folder of all data sets
-    scale: float = 1.0  # The paper's unit over that of our rows, which are in percent
     views: Annotated[int, Field(ge=0)] = 0  # Images that pass through the backbone, for estimates; of a task unused
 
 
@@ -81,6 +79,8 @@ class TableColumn:
 
     head: str  # As in the paper
     evaluation: str  # One of the plan's
+    value: str  # Metric of the row that fills the cell; 'question | metric' where several questions have it
+    scale: float = 1.0  # The paper's unit over that of our rows, which are in percent
 
 
 @with_config(STRICT | dict(allow_inf_nan=True))
