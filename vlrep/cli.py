@@ -550,6 +550,68 @@ def _study(argv):
             again.append('--quick')
         raise _Exit(getattr(e, 'code', 130), f'stopped; resume with: {" ".join(again)}') from e
 
+# %% ../nbs/90_cli.ipynb #57d90b01
+_A_PAPER = Positional[Annotated[str, arg(metavar='PAPER', help='A paper with a plan, such as virtex, or a TOML file')]]
+
+
+@dataclass(frozen=True)
+class _Reproduce:
+    "What all of its commands have"
+
+    paper: _A_PAPER
+    items: _some('ITEM', 'Tables and rows, such as 1, bicaptioning or 1.bicaptioning (default: all)')
+    root: _DIR = None  # Folder of all data sets (default: data; of a rehearsal the folder of the runs)
+    out: _DIR = None  # Folder of the runs (default: runs/PAPER, or runs/PAPER-rehearsal)
+    seeds: _COUNT = 1  # Networks of each row (default: 1)
+    rehearse: _FLAG = False  # On small imitations of all data, with small networks and few steps: minutes
+    workers: _READERS = None
+    precision: _NAME = None  # auto, fp32, bf16 or fp16, for training (default: auto)
+    cache: _CACHE = None
+
+
+@dataclass(frozen=True)
+class _ReproducePlan(_Reproduce):
+    "Print the tables, the commands that fill them, and their cost"
+
+    measured: _FILE = None  # Times measured on the machine at hand, from vlrep reproduce measure
+
+
+@dataclass(frozen=True)
+class _ReproduceRun(_Reproduce):
+    "Run the commands that are missing, and write the tables"
+
+    processes: _COUNT = 1  # Processes that train together, one for each GPU (default: 1)
+
+
+@dataclass(frozen=True)
+class _ReproduceSlurm(_Reproduce):
+    "Write job scripts with dependencies for the commands that are missing"
+
+    nodes: _COUNT = 1  # Of a training (default: 1)
+    gpus: _COUNT = 8  # On each node (default: 8)
+    cpus: _COUNT = 12  # For each GPU (default: 12)
+    hours: _COUNT = 24  # Longest time of a job, which is resumed as often as needed (default: 24)
+    partition: str = ''  # Where the cluster has several
+    setup: str = ''  # A line of shell before the command, such as 'source .venv/bin/activate'
+
+
+@dataclass(frozen=True)
+class _ReproduceTable(_Reproduce):
+    "Write the paper's tables with its numbers beside ours"
+
+# %% ../nbs/90_cli.ipynb #57d90b02
+def _reproduce(argv):
+    "Reproduce the tables of a paper: plan, run, job scripts, comparison"
+    kinds = dict(plan=_ReproducePlan, run=_ReproduceRun, slurm=_ReproduceSlurm, table=_ReproduceTable)
+    options = subcommand_cli_from_dict(
+        kinds, prog='vlrep reproduce', description=_reproduce.__doc__, args=argv, config=_CONFIG
+    )
+    from vlrep.reproduce.commands import reproduce
+
+    action = next(name for name, kind in kinds.items() if type(options) is kind)
+    if reproduce(action, execute=_carry_out, **_given(options)):
+        sys.exit(1)
+
 # %% ../nbs/90_cli.ipynb #5ac10002
 def _of_data(name, argv, own):
     "Parse a command that reads any dataset: its own options, and `options`, the sizes of generated data"
@@ -808,6 +870,7 @@ COMMANDS = dict(
     regions=_regions,
     benchmark=_benchmark,
     study=_study,
+    reproduce=_reproduce,
     finetune=_finetune,
 )
 

@@ -4,10 +4,12 @@
 
 # %% auto #0
 __all__ = ['PLANS', 'Preparation', 'PlannedRun', 'PlannedEvaluation', 'TableColumn', 'TableRow', 'PlanTable', 'PaperPlan',
-           'paper_names', 'read_plan', 'Places', 'PlannedCommand', 'run_folder', 'select_tables', 'plan_commands']
+           'planned_recipe', 'paper_names', 'read_plan', 'Places', 'PlannedCommand', 'run_folder', 'select_tables',
+           'plan_commands']
 
 # %% ../../nbs/reproduce/10_plan.ipynb #5064e088
 import shlex
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -29,6 +31,7 @@ from ..studies.plan import change_texts
 # %% ../../nbs/reproduce/10_plan.ipynb #74e21844
 _Names = AfterValidator(distinct)
 _Name = Annotated[str, Field(pattern=r'^[\w-]+$')]
+_RUN = 'run:'
 
 
 @with_config(STRICT)
@@ -51,9 +54,16 @@ class PlannedRun:
     recipe: str  # One of the method's
     data: str  # One of `DATASETS`
     root: str = ''  # Folder or file of the data, below the folder of all data sets; '' for data that are drawn
-    changes: dict = field(default_factory=dict)  # Field of the recipe or of the data -> value
+    changes: dict = field(default_factory=dict)  # Field of the recipe or of the data -> value; a path may begin with
+    # `{data}/`, the folder of all data sets
     backbone: str = ''  # Another network than the recipe's
-    weights: str = ''  # A file of initial weights, below `weights/` in the folder of all data sets
+    weights: str = ''  # Initial weights: a file below `weights/` in the folder of all data sets; or run:NAME, another
+    # network of the plan with the same seed
+
+    @property
+    def source(self) -> str:
+        "Return the name of the network that it starts from; '' if there is none"
+        return self.weights.removeprefix(_RUN) if self.weights.startswith(_RUN) else ''
 
 
 @with_config(STRICT)
@@ -138,6 +148,24 @@ _TABLES = dict(
 )
 
 
+_DATA = '{data}/'  # The folder of all data sets, in changes and options
+
+
+def _is_below(value):
+    "Tell whether a value is a path below the folder of all data sets"
+    return isinstance(value, str) and value.startswith(_DATA)
+
+
+def planned_recipe(
+    run: PlannedRun,  # A network of a plan
+) -> tuple:  # Recipe, and options of the data
+    "Resolve what a network is trained with; its files need not be there yet"
+    with tempfile.NamedTemporaryFile(suffix='.jsonl') as file:
+        changes = {k: file.name if _is_below(v) else v for k, v in run.changes.items()}
+        texts = change_texts(changes)
+        return resolve_options(run.method, run.recipe, texts, run.data, backbone=run.backbone or None)
+
+
 def _check_run(run):
     "Would `vlrep pretrain` accept it?"
     one_of('method', run.method, METHODS)
@@ -145,7 +173,7 @@ def _check_run(run):
     one_of(f'recipe of {run.method}', run.recipe, METHODS[run.method].recipes)
     if bool(run.root) != bool(DATASETS[run.data].root_help):
         raise ValueError(f'root={run.root!r}: {DATASETS[run.data].root_help or "no files are needed"}')
-    resolve_options(run.method, run.recipe, change_texts(run.changes), run.data, backbone=run.backbone or None)
+    planned_recipe(run)
 
 
 def _check_evaluation(evaluation):
@@ -182,9 +210,11 @@ def _check_plan(plan):
     "Raise a `ValueError` that names the table and what is wrong with it"
     runs = [r.name for r in plan.pretraining]
     evaluations = [e.name for e in plan.evaluations]
-    for run in plan.pretraining:
+    for i, run in enumerate(plan.pretraining):
         with at(f'pretraining[{run.name}]: '):
             _check_run(run)
+            if run.source and run.source not in runs[:i]:
+                raise ValueError(f'weights={run.weights!r}: no network above it has this name')
     for evaluation in plan.evaluations:
         with at(f'evaluations[{evaluation.name}]: '):
             _check_evaluation(evaluation)
@@ -194,7 +224,7 @@ def _check_plan(plan):
     rows = [row for table in plan.tables for row in table.rows]
     columns = [column.evaluation for table in plan.tables for column in table.columns]
     for kind, names, needed in (
-        ('pretraining', runs, {row.run for row in rows}),
+        ('pretraining', runs, {row.run for row in rows} | {run.source for run in plan.pretraining}),
         ('evaluations', evaluations, set(columns)),
     ):
         if idle := [name for name in names if name not in needed]:
@@ -262,8 +292,8 @@ def _option_words(options, places):
     "Write options as words; true is a flag without value where it is one"
     words = []
     for name, value in options.items():
-        if isinstance(value, str) and value.startswith('{data}/'):
-            value = places.below(value.removeprefix('{data}/'))
+        if _is_below(value):
+            value = places.below(value.removeprefix(_DATA))
         text = change_texts({name: value})[0].partition('=')[2]
         words += ['--' + name.replace('_', '-'), text]
     return words
@@ -288,18 +318,38 @@ def _settings(places):
     return _named_words(workers=places.workers, precision=places.precision, cache=places.cache)
 
 
-def _pretrain(plan, run, seed, places):
+def _reads(words, made, places):
+    "Tell whether a word of a command is what a preparation makes, or a folder or pattern around it"
+    made = Path(made).parts
+    for word in words:
+        if Path(word).is_relative_to(places.root):
+            read = Path(word).relative_to(places.root).parts
+            read = read[: next((i for i, part in enumerate(read) if '*' in part), len(read))]
+            if read and made[: len(read)] == read[: len(made)]:
+                return True
+    return False
+
+
+def _with_preparations(command, prepare, places):
+    "Add the preparations whose files a command reads to what it needs"
+    needs = [f'prepare-{p.name}' for p in prepare if _reads(command.words, p.makes, places)]
+    return replace(command, needs=(*needs, *command.needs))
+
+
+def _pretrain(run, seed, places):
     "Make the command that pretrains a network"
     folder = run_folder(places, run.name, seed)
+    weights = run.weights and places.below(f'weights/{run.weights}')
+    source = run.source and run_folder(places, run.source, seed)
     words = [
         'pretrain',
         *_named_words(method=run.method, recipe=run.recipe, data=run.data, root=run.root and places.below(run.root)),
-        *_named_words(backbone=run.backbone, weights=run.weights and places.below(f'weights/{run.weights}')),
+        *_named_words(backbone=run.backbone, weights=source or weights),
         *_option_words(run.changes, places),
         *_settings(places),
         *_named_words(seed=seed, out=folder),
     ]
-    needs = tuple(f'prepare-{p.name}' for p in plan.prepare)
+    needs = (source.name,) if source else ()
     return PlannedCommand(folder.name, tuple(words), folder, needs, run.name, seed=seed)
 
 
@@ -363,16 +413,20 @@ def plan_commands(
             if row.run:
                 columns = zip(table.columns, row.paper)
                 cells.setdefault(row.run, {}).update((c.evaluation, None) for c, number in columns if number == number)
-    commands = [
-        PlannedCommand(
-            f'prepare-{p.name}',
-            tuple(shlex.split(p.command.format(data=places.root))[1:]),
-            Path(places.below(p.makes)),
-        )
-        for p in plan.prepare
-    ]
+    for run in reversed(plan.pretraining):
+        if run.name in cells and run.source:
+            cells.setdefault(run.source, {})
+    commands = []
     for seed in places.seeds:
-        for run, evaluations in cells.items():
-            commands.append(_pretrain(plan, plan.run(run), seed, places))
-            commands += [_evaluate(run, plan.evaluation(name), seed, places) for name in evaluations]
-    return commands
+        for run in plan.pretraining:
+            if run.name in cells:
+                commands.append(_pretrain(run, seed, places))
+                commands += [_evaluate(run.name, plan.evaluation(name), seed, places) for name in cells[run.name]]
+    commands = [_with_preparations(c, plan.prepare, places) for c in commands]
+    preparations = []
+    for i, p in reversed([*enumerate(plan.prepare)]):
+        words = tuple(shlex.split(p.command.format(data=places.root))[1:])
+        command = PlannedCommand(f'prepare-{p.name}', words, Path(places.below(p.makes)))
+        if any(command.name in c.needs for c in (*preparations, *commands)):
+            preparations.insert(0, _with_preparations(command, plan.prepare[:i], places))
+    return [*preparations, *commands]

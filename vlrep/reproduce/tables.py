@@ -68,14 +68,13 @@ def _rows_of(plan, run, evaluation, seed, places):
 
 def pick_value(
     rows: Sequence[dict],  # Of an evaluation
-    value: str,  # A metric, or 'question | metric'
+    value: str,  # A metric, a question, or 'question | metric'
 ) -> float:  # In the unit of the rows
     "Select the one value that fills a cell; a `ValueError` lists what there is"
-    question, _, metric = value.rpartition(' | ')
-    found = [r for r in rows if r['metric'] == metric and question in ('', r['question'])]
+    found = [r for r in rows if value in (r['metric'], r['question'], f'{r["question"]} | {r["metric"]}')]
     tested = [r for r in found if 'test' in r['question'].split(',')[0].split()]
     found = tested or found
-    if not found or len({r['question'] for r in found}) > 1:
+    if len({(r['question'], r['metric']) for r in found}) != 1:
         there = sorted({f'{r["question"]} | {r["metric"]}' for r in rows})
         raise ValueError(f'value={value!r}: {len(found)} rows have it; there are: {"; ".join(there)}')
     return found[0]['value']  # rows of baselines stand behind that of the model

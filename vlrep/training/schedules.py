@@ -27,7 +27,9 @@ def warmup_cosine(
         raise ValueError(f'a warm-up of {warmup} steps does not fit into {total}: make warmup smaller')
     if step < warmup:
         return step / warmup
-    return 0.5 * (1 + math.cos(math.pi * min(1.0, (step - warmup) / (total - warmup))))
+    if step >= total:
+        return 0.0
+    return 0.5 * (1 + math.cos(math.pi * (step - warmup) / (total - warmup)))
 
 
 def step_decay(
