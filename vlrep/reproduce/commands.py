@@ -6,6 +6,7 @@
 __all__ = ['data_folders', 'plan_lines', 'reproduce']
 
 # %% ../../nbs/reproduce/70_commands.ipynb #86a0514f
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, redirect_stdout
@@ -25,10 +26,17 @@ from .tables import command_state, write_tables
 def data_folders(
     plan: PaperPlan,  # The plan
 ) -> list[str]:  # Such as coco, voc
-    "List the folders of data sets that the networks and evaluations of a plan read"
-    roots = [x.root for x in (*plan.pretraining, *plan.evaluations)] + [p.makes for p in plan.prepare]
-    roots += ['weights'] * any(run.weights for run in plan.pretraining)
-    return sorted({root.split('/')[0] for root in roots if root})
+    """List the folders of data sets that a plan reads, except those that its own commands make
+
+    Paraphrases count as data: the translators that make them cannot be imitated.
+    """
+    values = [v for x in plan.pretraining for v in x.changes.values()]
+    values += [v for x in plan.evaluations for v in x.options.values()]
+    texts = ' '.join([*map(str, values), *(p.command for p in plan.prepare)])
+    names = {x.root.split('/')[0] for x in (*plan.pretraining, *plan.evaluations) if x.root}
+    names |= {*re.findall(r'{data}/(\w+)', texts)}
+    names |= {'weights' for run in plan.pretraining if run.weights}
+    return sorted(names - {p.makes.split('/')[0] for p in plan.prepare if 'paraphrase' not in p.command})
 
 
 def plan_lines(

@@ -35,6 +35,23 @@ _SMALL = dict(
     detections=10,
     drops=[1],
 )
+# Sizes of pretraining, besides those of `tiny_changes`: those that a recipe has; 0: as its BERT has them
+_SMALL_RECIPE = dict(
+    bs=8,
+    queue=64,
+    head_width=32,
+    intra_width=16,
+    inter_width=32,
+    top_k=100,
+    blocks=0,
+    image_width=0,
+    image_heads=0,
+    image_ffn=0,
+    co_width=0,
+    co_heads=0,
+)
+_BERT = 'bert-base-uncased'  # Which has a small imitation among the weights
+_SHARES = dict(train=0.8, valid=0.1, test=0.1)  # Of photos that a plan cuts by itself, so that no part is empty
 _SMALL_EVALUATION = dict(epochs=1, search=2, tags=20)  # Options of evaluations, where a plan gives larger ones
 
 
@@ -50,8 +67,13 @@ def _small_run(run):
     recipe, options = planned_recipe(run)
     small = dict(change.split('=') for change in tiny_changes(recipe, options))
     steps = recipe.steps and max(_LEAST, recipe.steps // FACTOR)
-    small |= dict(steps=str(steps), warmup=str(min(1, steps)))
+    small |= _SMALL_RECIPE | dict(steps=steps, warmup=min(1, steps))
+    small |= {k: f'{{data}}/weights/{_BERT}' for k, v in vars(recipe).items() if v == _BERT}
+    if 'train' in run.changes:
+        small |= _SHARES
     names = {f.name for part in (recipe, options) for f in fields(part)}
+    if run.backbone:
+        names -= {'visual_depth', 'visual_width'}
     return replace(run, changes=run.changes | {k: v for k, v in small.items() if k in names})
 
 
