@@ -22,7 +22,7 @@ import vlrep.datasets.published.check as check
 from vlrep.core.files import read_json, write_json
 from vlrep.data.published_regions import convert_regions
 from vlrep.datasets.base import DATASETS
-from vlrep.datasets.coco import photo_objects, read_coco, read_karpathy, write_coco
+from vlrep.datasets.coco import read_coco, read_karpathy, write_coco
 from vlrep.datasets.conceptual_captions.reader import write_conceptual_captions
 from vlrep.datasets.flickr8k import write_flickr8k
 from vlrep.datasets.flickr30k import write_flickr30k
@@ -51,11 +51,6 @@ PARTS = dict(train=range(4), valid=range(4, 8), test=range(8, N))
 
 
 # ---------------------------------------------------------------- imitations in the real layouts
-
-
-def numbered(records, width=12):
-    "The records with the numbers of COCO's photos as their names"
-    return [replace(r, id=f'{i:0{width}d}.jpg') for i, r in enumerate(records, 1)]
 
 
 def write_coco_of(year):
@@ -143,7 +138,7 @@ def write_imagenet(root):
 def write_places(root):
     write_folder(SCENES, root / 'images256', lambda r: r.setting)
     names = sorted({r.setting for r in SCENES})
-    for split, part in (('train', SCENES[:8]), ('val', SCENES[8:])):
+    for split, part in (('train', SCENES), ('val', SCENES[8:])):
         rows = [f'{r.setting}/{Path(r.id).stem}.jpg {names.index(r.setting)}' for r in part]
         (root / f'{split}_places205.csv').write_text('\n'.join(rows) + '\n')
 
@@ -269,7 +264,6 @@ def coco_objects(root):
 def karpathy(root):
     for part in ('train', 'val', 'test'):
         read_karpathy(root, part, 48, max_corrupt=0)
-    photo_objects(root)
 
 
 def voc07(root):
