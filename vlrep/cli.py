@@ -556,6 +556,8 @@ def _study(argv):
 class _DataList:
     "List the published data sets that the papers use, one line each"
 
+    plugin: _PLUGIN = ()
+
 
 @dataclass(frozen=True)
 class _DataCheck:
@@ -571,6 +573,7 @@ class _DataCheck:
     against: _repeated(
         'DIR', 'A folder of test photos: which photos are also there, byte for byte? May be repeated'
     ) = ()
+    plugin: _PLUGIN = ()
 
 
 def _data(argv):

@@ -125,7 +125,7 @@ SAY = {
     'training/trackers.py': 'pretrain',
     'experiments/benchmark.py': 'benchmark',
     'studies/*': 'study',
-    'datasets/published/*': 'data',
+    'datasets/published/check.py': 'data',
     'experiments/region_files.py': 'regions',
     'data/paraphrases.py': 'paraphrase',
     'data/collate.py': 'pretrain finetune',
