@@ -440,6 +440,41 @@ def test_every_other_place_of_a_part_is_read_and_found(name, part, place, root_o
         assert not [line for line in problems(name, root) if line.startswith(('MISSING', 'DAMAGED'))]
 
 
+COUNTED = [
+    ('coco', 'captions of train2017', [8 * 5]),
+    ('karpathy', 'the split, with its captions', [N, N * 5]),
+    ('flickr8k', 'captions', [N * 5]),
+    ('flickr30k', 'captions', [N * 5]),
+    ('conceptual_captions', 'captions and addresses', [N]),
+    ('visual_genome', 'phrases', [N]),
+    ('voc', 'trainval of 2007', [4]),
+    ('voc', 'objects of 2007', [8]),
+    ('voc', 'classes of trainval of 2007', [len(CLASSES)]),
+    ('imagenet', 'training photos, a folder for each class', [N, len({r.setting for r in SCENES})]),
+    ('cub', 'photos', [9, 3]),
+    ('vizwiz', 'questions of val', [4]),
+    ('mm_imdb', 'the split', [4, 4, 4]),
+    ('mm_imdb', 'posters, and a file with plot and genres for each', [N, N]),
+    ('narratives_ade20k', 'photos', [N - 4]),
+]
+
+
+def counted(name, what, root):
+    part = next(p for p in PUBLISHED[name].parts if p.what == what)
+    paths = check._found(root, part)
+    return check._counted(part.counts, paths, check._photos_below(paths[0]) if part.photos else [])
+
+
+@pytest.mark.parametrize('name,what,numbers', COUNTED)
+def test_what_is_counted(name, what, numbers, root_of):
+    assert counted(name, what, root_of(name)) == numbers
+
+
+def test_the_names_of_columns_are_no_row(tmp_path):
+    write_flickr30k(SCENES, tmp_path / 'flickr30k', 'results.csv')
+    assert counted('flickr30k', 'captions', tmp_path / 'flickr30k') == [N * 5]
+
+
 def test_split_files_in_a_folder_of_photos_are_found(root_of):
     "The patterns of optional lists are places where the splits are looked for"
     for name in ('flickr8k', 'flickr30k'):
