@@ -26,6 +26,7 @@ from .core.fields import check_fields, field_lines, field_rows
 from .core.progress import plain_output
 from .core.registry import did_you_mean, load_plugin
 from .datasets.base import DATASETS, SPLIT_SOURCES
+from .datasets.published.table import PUBLISHED
 from .evaluation.base import EVALUATIONS
 from .evaluation.finetune.plan import TASKS
 from .experiments.config import get_recipe, override, recipe_lines
@@ -612,6 +613,44 @@ def _reproduce(argv):
     if reproduce(action, execute=_carry_out, **_given(options)):
         sys.exit(1)
 
+# %% ../nbs/90_cli.ipynb #da7ac4ec
+@dataclass(frozen=True)
+class _DataList:
+    "List the published data sets that the papers use, one line each"
+
+    plugin: _PLUGIN = ()
+
+
+@dataclass(frozen=True)
+class _DataCheck:
+    """Check a folder of published data: what is missing and needed by which command, counts, damaged photos
+
+    Exit codes: 0 all right; 1 something is missing, damaged, not as many as published, or shared with a test set;
+    2 a wrong argument"""
+
+    name: Positional[Annotated[str, arg(metavar='NAME', help='The data set; vlrep data list names them')]]
+    root: _option('DIR', 'Its folder')
+    sample: _option('N', 'Photos that are opened (default: 200)', int, least=0) = 200
+    seed: _option('N', 'By which these are drawn (default: 0)', int, least=0) = 0
+    against: _repeated(
+        'DIR', 'A folder of test photos: which photos are also there, byte for byte? May be repeated'
+    ) = ()
+    plugin: _PLUGIN = ()
+
+
+def _data(argv):
+    "List published data sets, or check the folder of one"
+    kinds = dict(list=_DataList, check=_DataCheck)
+    options = subcommand_cli_from_dict(kinds, prog='vlrep data', description=_data.__doc__, args=argv, config=_CONFIG)
+    if isinstance(options, _DataList):
+        for name, data in PUBLISHED.items():
+            print(f'{name:24} {data.title}')
+        return
+    from vlrep.datasets.published.check import check_published
+
+    if check_published(**_given(options)):
+        sys.exit(1)
+
 # %% ../nbs/90_cli.ipynb #5ac10002
 def _of_data(name, argv, own):
     "Parse a command that reads any dataset: its own options, and `options`, the sizes of generated data"
@@ -871,6 +910,7 @@ COMMANDS = dict(
     benchmark=_benchmark,
     study=_study,
     reproduce=_reproduce,
+    data=_data,
     finetune=_finetune,
 )
 
@@ -911,7 +951,7 @@ def _problem(error, name):
     return 1, _unexpected(error, name)
 
 # %% ../nbs/90_cli.ipynb #d85561e5
-_PRINTED = 'caption', 'evaluate', 'benchmark'  # Commands whose result is what they print
+_PRINTED = 'caption', 'evaluate', 'benchmark', 'data'  # Commands whose result is what they print
 
 
 class _Output:

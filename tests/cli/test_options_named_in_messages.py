@@ -60,7 +60,8 @@ def shown(command, patch):
     "The options in the help of a command, and of what it is divided into"
     pages = io.StringIO()
     patch.setattr(sys, 'stdout', pages)
-    for argv in ([command], *([command, w] for w in ('plan', 'run', 'report') if command == 'study')):
+    divided = dict(study=('plan', 'run', 'report'), data=('list', 'check'))
+    for argv in ([command], *([command, w] for w in divided.get(command, ()))):
         with pytest.raises(SystemExit):
             main([*argv, '--help'])
     return set(OPTION.findall(pages.getvalue()))
@@ -124,6 +125,7 @@ SAY = {
     'training/trackers.py': 'pretrain',
     'experiments/benchmark.py': 'benchmark',
     'studies/*': 'study',
+    'datasets/published/check.py': 'data',
     'experiments/region_files.py': 'regions',
     'data/paraphrases.py': 'paraphrase',
     'data/collate.py': 'pretrain finetune',

@@ -42,12 +42,12 @@ class Parsed(BaseException):
 
 def accepted(text, monkeypatch):
     "Parse the arguments of a command, and go no further"
-    parse = cli._parse
+    for name in ('_parse', 'subcommand_cli_from_dict'):  # the latter of commands that are divided: vlrep data check
 
-    def parse_and_stop(*args):
-        raise Parsed(parse(*args))
+        def parse_and_stop(*args, parse=getattr(cli, name), **options):
+            raise Parsed(parse(*args, **options))
 
-    monkeypatch.setattr(cli, '_parse', parse_and_stop)
+        monkeypatch.setattr(cli, name, parse_and_stop)
     with pytest.raises(Parsed) as e:
         cli._carry_out(shlex.split(text))
     return e.value.args[0]
@@ -66,7 +66,10 @@ def test_there_are_commands():
     assert len(PRINTED) > 10 and sum(PRINTED.values()) >= 3
 
 
-@pytest.mark.parametrize('text', ['pretrain --methd virtex', 'pretrain --recipe loctex_r50', 'captoin RUN photo.jpg'])
+@pytest.mark.parametrize(
+    'text',
+    ['pretrain --methd virtex', 'pretrain --recipe loctex_r50', 'captoin RUN photo.jpg', 'data check coco --rot DIR'],
+)
 def test_a_wrong_command_is_seen(text, monkeypatch):
     with pytest.raises((SystemExit, ValueError)):
         accepted(text, monkeypatch)

@@ -13,9 +13,8 @@ from contextlib import redirect_stderr, redirect_stdout
 from functools import partial
 from pathlib import Path
 
-from .imitation import write_imitation
-
 from ..core.files import FilePath
+from .imitation import write_imitation
 from .plan import PaperPlan, Places, plan_commands, read_plan, select_tables
 from .rehearsal import rehearsed
 from .run import run_plan, run_process
