@@ -125,8 +125,12 @@ def lvis_ap(
     for d in sorted(detections, key=lambda d: -d['score']):
         if len(best[d['image_id']]) < _MAX_LVIS:
             best[d['image_id']].append(d)
+    # those of categories that nobody looked for do not count; faster-coco-eval fails on an image that has no others
+    verified = {(a['image_id'], a['category_id']) for a in data.annotations}
+    verified |= {(r['id'], c) for r in data.images for c in r['neg_category_ids']}
+    counted = [d for rows in best.values() for d in rows if (d['image_id'], d['category_id']) in verified]
     scores = dict(_SCORES, APr='APr', APc='APc', APf='APf')
-    return _evaluate(data, [d for rows in best.values() for d in rows], kind, scores, [_MAX_LVIS], lvis=True)
+    return _evaluate(data, counted, kind, scores, [_MAX_LVIS], lvis=True)
 
 # %% ../../nbs/metrics/60_detection.ipynb #a626f75b
 def _overlaps(a, b):

@@ -87,8 +87,10 @@ def run_plan(
             execute(words, logs / f'{command.name}.log')
             if command_state(plan, command) != 'done':
                 raise ValueError('ended without a result')
-        except (ValueError, OSError, RuntimeError) as e:
-            failed[command.name] = ' '.join(str(e).split())
+        except TrainingInterrupted:
+            raise
+        except Exception as e:  # whatever it is, the other rows go on
+            failed[command.name] = ' '.join(f'{type(e).__name__}: {e}'.split())
             log(f'{head}failed, {failed[command.name]}')
         else:
             log(f'{head}{time.monotonic() - begun:.1f} s')
