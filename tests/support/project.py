@@ -21,8 +21,9 @@ FLOORS = dict(
     evaluation=4,
     experiments=5,
     studies=6,
-    cli=7,
-    all=7,
+    reproduce=7,
+    cli=8,
+    all=8,
 )
 
 
