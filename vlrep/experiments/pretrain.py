@@ -386,6 +386,7 @@ def run_checks(
     spec: RunSpec,  # As for `pretrain`
     runtime: Runtime = Runtime(),  # As for `pretrain`
     log: Callable = print,  # As for `pretrain`
+    steps: int = 20,  # Of a dry run: how many are timed
 ) -> bool | dict:  # Was the batch learned? Of a dry run its numbers, see `dry_run`
     "Try a run out before it begins; nothing is kept"
     if (n := int(os.environ.get('WORLD_SIZE', 1))) > 1:
@@ -403,4 +404,4 @@ def run_checks(
     if what == 'overfit':
         return overfit(method, spec.recipe, splits, spec.data, **same)
     more = dict(accumulate=spec.accumulate, workers=runtime.workers)
-    return dry_run(method, spec.recipe, spec.options, splits, spec.data, **same, **more)
+    return dry_run(method, spec.recipe, spec.options, splits, spec.data, steps=steps, **same, **more)

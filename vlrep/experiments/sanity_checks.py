@@ -183,6 +183,8 @@ def dry_run(
         views=recipe.steps * recipe.bs,
         memory=memory,
         step=step,
+        low=low,
+        high=high,
         timed=len(seconds),
         eta=step * recipe.steps + looks,
         eta_low=low * recipe.steps + looks,

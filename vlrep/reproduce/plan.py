@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['PLANS', 'Preparation', 'PlannedRun', 'PlannedEvaluation', 'TableColumn', 'TableRow', 'PlanTable', 'PaperPlan',
-           'planned_recipe', 'paper_names', 'read_plan', 'Places', 'PlannedCommand', 'run_folder', 'select_tables',
-           'plan_commands']
+           'planned_recipe', 'planned_finetuning', 'paper_names', 'read_plan', 'Places', 'PlannedCommand',
+           'planned_changes', 'run_folder', 'select_tables', 'plan_commands']
 
 # %% ../../nbs/reproduce/10_plan.ipynb #5064e088
 import shlex
@@ -24,7 +24,7 @@ from ..core.toml_tables import STRICT, at, distinct, read_table
 from ..datasets.base import DATASETS
 from ..evaluation.base import EVALUATIONS
 from ..experiments.resolve_options import one_of, resolve_options
-from ..experiments.spec import finetune_spec
+from ..experiments.spec import FinetuneSpec, finetune_spec
 from ..methods.base import METHODS
 from ..studies.plan import change_texts
 
@@ -79,7 +79,8 @@ class PlannedEvaluation:
     plan: str = ''  # One of the task's plans; '': that of the data
     options: dict = field(default_factory=dict)  # Options of the evaluation, or field of the plan -> value
     region_files: str = ''  # Store of the regions of the task's photos, below the folder of all data sets
-    views: Annotated[int, Field(ge=0)] = 0  # Images that pass through the backbone, for estimates; of a task unused
+    views: Annotated[int, Field(ge=0)] = 0  # Images that pass through the backbone, for estimates; of a
+    # task with epochs those of one epoch, of other tasks unused
 
 
 @with_config(STRICT)
@@ -176,6 +177,15 @@ def _check_run(run):
     planned_recipe(run)
 
 
+def planned_finetuning(
+    evaluation: PlannedEvaluation,  # One with a task
+) -> FinetuneSpec:  # Of a run that need not be there yet
+    "Resolve how a network is fine-tuned"
+    changes = change_texts(evaluation.options)
+    data = evaluation.data or None
+    return finetune_spec('RUN', evaluation.task, changes, data, evaluation.root or None, evaluation.plan or None)
+
+
 def _check_evaluation(evaluation):
     "Would `vlrep evaluate` or `vlrep finetune` accept it?"
     if bool(evaluation.on) == bool(evaluation.task):
@@ -186,9 +196,7 @@ def _check_evaluation(evaluation):
             one_of(f'option of {evaluation.on}', name, EVALUATIONS[evaluation.on].options)
             EVALUATIONS[evaluation.on].options[name].check(name, value)
         return
-    changes = change_texts(evaluation.options)
-    data = evaluation.data or None
-    finetune_spec('RUN', evaluation.task, changes, data, evaluation.root or None, evaluation.plan or None)
+    planned_finetuning(evaluation)
 
 
 def _check_table(plan, table, runs, evaluations):
@@ -288,15 +296,18 @@ class PlannedCommand:
         return shlex.join(['vlrep', *self.words])
 
 
+def planned_changes(
+    changes: dict,  # Field -> value; a path may begin with `{data}/`
+    places: Places,  # Where the data are
+) -> list[str]:  # Texts `field=value`
+    "Write changes of a plan as `run_spec` takes them"
+    return change_texts({k: places.below(v.removeprefix(_DATA)) if _is_below(v) else v for k, v in changes.items()})
+
+
 def _option_words(options, places):
-    "Write options as words; true is a flag without value where it is one"
-    words = []
-    for name, value in options.items():
-        if _is_below(value):
-            value = places.below(value.removeprefix(_DATA))
-        text = change_texts({name: value})[0].partition('=')[2]
-        words += ['--' + name.replace('_', '-'), text]
-    return words
+    "Write options as words"
+    pairs = [text.partition('=') for text in planned_changes(options, places)]
+    return [w for name, _, text in pairs for w in ('--' + name.replace('_', '-'), text)]
 
 
 def _named_words(**options):
