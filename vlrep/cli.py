@@ -574,7 +574,15 @@ class _Reproduce:
 class _ReproducePlan(_Reproduce):
     "Print the tables, the commands that fill them, and their cost"
 
-    measured: _FILE = None  # Times measured on the machine at hand, from vlrep reproduce measure
+    measured: _FILE = None  # Times measured on the machine at hand, by vlrep reproduce measure
+
+
+@dataclass(frozen=True)
+class _ReproduceMeasure(_Reproduce):
+    "Time some steps of each network at full size, for the estimates of vlrep reproduce plan"
+
+    measured: _FILE = None  # The file for the times; networks that it has are left out (default: costs.json)
+    bs: _COUNT = 32  # Images a step, as many as the device holds (default: 32)
 
 
 @dataclass(frozen=True)
@@ -603,7 +611,9 @@ class _ReproduceTable(_Reproduce):
 # %% ../nbs/90_cli.ipynb #57d90b02
 def _reproduce(argv):
     "Reproduce the tables of a paper: plan, run, job scripts, comparison"
-    kinds = dict(plan=_ReproducePlan, run=_ReproduceRun, slurm=_ReproduceSlurm, table=_ReproduceTable)
+    kinds = dict(
+        plan=_ReproducePlan, measure=_ReproduceMeasure, run=_ReproduceRun, slurm=_ReproduceSlurm, table=_ReproduceTable
+    )
     options = subcommand_cli_from_dict(
         kinds, prog='vlrep reproduce', description=_reproduce.__doc__, args=argv, config=_CONFIG
     )

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from ..core.files import FilePath
+from .cost import Estimate, estimate, measure_costs, read_costs
 from .imitation import write_imitation
 from .plan import PaperPlan, Places, plan_commands, read_plan, select_tables
 from .rehearsal import rehearsed
@@ -42,8 +43,9 @@ def plan_lines(
     plan: PaperPlan,  # The plan
     places: Places,  # Where
     items: Sequence[str] = (),  # As for `select_tables`
+    costs: list[dict] = (),  # From `read_costs`
 ) -> list[str]:  # Lines
-    "Describe a plan: its tables, rows that nobody can run, and each command with its state"
+    "Describe a plan: its tables, rows that nobody can run, each command with its state, and what they cost"
     lines = [f'{plan.title} ({plan.citation})']
     for table in select_tables(plan, items):
         missing = [row for row in table.rows if row.missing]
@@ -51,9 +53,20 @@ def plan_lines(
         lines += [f'  {row.label}: {row.missing}' for row in missing]
     commands = plan_commands(plan, places, items)
     states = [command_state(plan, c) for c in commands]
-    lines += [f'{state:8}{command}' for state, command in zip(states, commands)]
+    estimates = [estimate(plan, c, costs) if costs else Estimate() for c in commands]
+    for state, command, cost in zip(states, commands, estimates):
+        hours = f'{cost.hours:8,.1f} h  ' if cost.hours else ''
+        lines.append(f'{state:8}{hours}{command}')
     counts = Counter(states)
-    return [*lines, f'{len(commands)} commands: {", ".join(f"{n} {state}" for state, n in counts.items())}']
+    lines.append(f'{len(commands)} commands: {", ".join(f"{n} {state}" for state, n in counts.items())}')
+    left = sum((cost for state, cost in zip(states, estimates) if state != 'done'), Estimate())
+    if costs:
+        lines.append(
+            f'left to do: {left.hours:,.0f} hours of one device ({left.low:,.0f} to {left.high:,.0f} by the quartiles '
+            f'of the timed steps), {left.disk / 1e9:,.0f} GB of checkpoints; without reading photos, validation and '
+            f'the heads of detectors'
+        )
+    return lines
 
 
 def _in_this_process(execute, words, log_file):
@@ -67,7 +80,7 @@ def _in_this_process(execute, words, log_file):
 
 
 def reproduce(
-    action: str,  # plan, run, slurm or table
+    action: str,  # plan, measure, run, slurm or table
     paper: FilePath,  # As for `read_plan`
     items: Sequence[str] = (),  # As for `select_tables`
     root: FilePath | None = None,  # Folder of all data sets
@@ -79,6 +92,8 @@ def reproduce(
     precision: str | None = None,  # As for `vlrep pretrain`
     cache: FilePath | None = None,  # As for `vlrep pretrain`
     processes: int = 1,  # That train together
+    measured: FilePath | None = None,  # File of measured times: `plan` reads it, `measure` writes it
+    bs: int = 32,  # Images a step that `measure` times
     execute: Callable | None = None,  # (words) -> None: carries the commands of a rehearsal out in this process
     log: Callable = print,  # Called with lines for the screen
     **slurm,  # Fields of `SlurmOptions`
@@ -87,12 +102,17 @@ def reproduce(
     plan = read_plan(paper)
     name = Path(paper).stem
     out = Path(out or f'runs/{name}{"-rehearsal" if rehearse else ""}')
-    root = Path(root or (out / 'data' if rehearse else 'data'))
+    imitated = rehearse or action == 'measure' and root is None
+    root = Path(root or (out / 'data' if imitated else 'data'))
     places = Places(root, out, tuple(range(seeds)), workers, precision, cache)
     if rehearse:
         plan = rehearsed(plan)
     if action == 'plan':
-        log('\n'.join(plan_lines(plan, places, items)))
+        log('\n'.join(plan_lines(plan, places, items, read_costs(measured) if measured else ())))
+    elif action == 'measure':
+        if imitated:
+            write_imitation(data_folders(plan), root)
+        measure_costs(plan, places, measured or 'costs.json', bs, log=log)
     elif action == 'slurm':
         log(f'bash {write_jobs(plan, places, items, SlurmOptions(**slurm))}')
     elif action == 'table':
