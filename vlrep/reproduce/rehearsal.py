@@ -18,7 +18,7 @@ _LEAST = 4  # Steps of pretraining
 # Sizes of fine-tuning: those that a plan has
 _SMALL = dict(
     steps=2,
-    epochs=1,
+    epochs=2,
     bs=4,
     warmup=0,
     every=2,
@@ -40,7 +40,7 @@ _SMALL_RECIPE = dict(
     bs=8,
     queue=64,
     head_width=32,
-    intra_width=16,
+    intra_width=32,
     inter_width=32,
     top_k=100,
     blocks=0,
