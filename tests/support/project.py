@@ -20,10 +20,10 @@ FLOORS = dict(
     methods=4,
     evaluation=4,
     experiments=5,
-    reproduce=5,
     studies=6,
-    cli=7,
-    all=7,
+    reproduce=7,
+    cli=8,
+    all=8,
 )
 
 
