@@ -34,7 +34,6 @@ _SMALL = dict(
     regions=8,
     precise_bn=1,
     detections=10,
-    drops=[1],
 )
 # Sizes of pretraining, besides those of `tiny_changes`: those that a recipe has; 0: as its BERT has them
 _SMALL_RECIPE = dict(
