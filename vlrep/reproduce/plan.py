@@ -436,7 +436,7 @@ def plan_commands(
     commands = [_with_preparations(c, plan.prepare, places) for c in commands]
     preparations = []
     for i, p in reversed([*enumerate(plan.prepare)]):
-        words = tuple(shlex.split(p.command.format(data=places.root))[1:])
+        words = tuple(w.replace('{data}', str(places.root)) for w in shlex.split(p.command)[1:])
         command = PlannedCommand(f'prepare-{p.name}', words, Path(places.below(p.makes)))
         if any(command.name in c.needs for c in (*preparations, *commands)):
             preparations.insert(0, _with_preparations(command, plan.prepare[:i], places))

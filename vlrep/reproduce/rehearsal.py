@@ -19,7 +19,7 @@ _LEAST = 4  # Steps of pretraining
 # Sizes of fine-tuning: those that a plan has
 _SMALL = dict(
     steps=2,
-    epochs=1,
+    epochs=2,
     bs=4,
     warmup=0,
     every=2,
