@@ -5,6 +5,7 @@ BIN    := .venv/bin
 help:
 	@echo 'make pretrain     train on the world and print the transfer table (ARGS="--recipe world_words", or others of vlrep pretrain)'
 	@echo 'make test         every check there is; the last line is "N passed, M failed"'
+	@echo 'make rehearse     every row of the five papers, small, on imitations of their data: half an hour (PAPER=virtex)'
 	@echo 'make robust       the checks on learning with other seeds, precisions, threads and instruction sets: hours (ONLY=... SEEDS=... ISA=...)'
 	@echo 'make lab          JupyterLab on the notebooks'
 	@echo 'make blank        the chapters of the course without their solutions, in _course/'
@@ -26,6 +27,10 @@ pretrain: venv
 
 test:
 	@$(PYTHON) .ci/test.py
+
+rehearse: venv
+	@for paper in $(or $(PAPER),virtex pretraining_right loctex mct icmlm); do \
+		$(BIN)/vlrep reproduce run $$paper --rehearse --workers 0 || exit 1; done
 
 robust: venv
 	@ONLY="$(ONLY)" SEEDS="$(SEEDS)" ISA="$(ISA)" RESULTS="$(RESULTS)" $(BIN)/python .ci/robust.py
@@ -65,5 +70,5 @@ clean:
 	rm -rf .venv .venv-newest .venv-docs build dist _docs _proc *.egg-info .pytest_cache
 	find vlrep nbs tests .ci \( -name __pycache__ -o -name .ipynb_checkpoints \) -prune -exec rm -rf {} +
 
-.PHONY: help venv pretrain test robust lab blank check notebooks format export readme curves docs clean
+.PHONY: help venv pretrain test rehearse robust lab blank check notebooks format export readme curves docs clean
 .NOTPARALLEL:

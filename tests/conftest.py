@@ -97,7 +97,8 @@ SLOWEST = """
 methods/test_contract training/test_distributed datasets/test_every_dataset cli/test_options studies/test_study
 training/test_resume experiments/test_initial_weights cli/test_commands training/test_resume_killed_processes
 training/test_faults data/test_paraphrases methods/test_mct methods/test_icmlm models/test_backbones
-experiments/test_interrupted_saves methods/test_fusion_inputs methods/test_word_head core/test_processes
+reproduce/test_rehearsal experiments/test_interrupted_saves methods/test_fusion_inputs methods/test_word_head
+core/test_processes
 """.split()
 
 

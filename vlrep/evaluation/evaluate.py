@@ -148,6 +148,7 @@ def evaluate_folder(
     share: float = 1.0,  # Part of each class that is trained on
     search: int = 0,  # Try so many random pairs of learning rate and weight decay, instead of those of the probe
     layer: int = 0,  # As for `evaluate_voc07`
+    probe_epochs: int = 0,  # Epochs of the probe; 0: as many as its recipe has
 ) -> list:  # Rows, with `share`
     "Classify photos by a softmax probe trained as in a paper, and by nearest neighbours; test on the validation photos"
     m = context.model
@@ -159,6 +160,8 @@ def evaluate_folder(
     size = m.view.size
     folder = context.run and context.run.path
     recipe = PROBES[probe].searched(search, context.seed) if search else PROBES[probe]
+    if probe_epochs:
+        recipe = recipe.shortened(probe_epochs)
     rows = [
         softmax_probe(backbone, train, test, 'label', recipe, size=size, folder=folder, name=context.method),
         *knn_probe(backbone, train, test, 'label', (1, 20), view=recipe.test_view(size), name=context.method),

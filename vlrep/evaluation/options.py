@@ -100,6 +100,9 @@ EVALUATIONS.add(
             search=_search,
             layer=_layer,
             share=Option(1.0, 'for folder: part of each class that is trained on', bounds=Between(0, 1, above=True)),
+            probe_epochs=Option(
+                0, 'for folder: epochs of the probe, 0 as many as in the paper', bounds=Between(0, 10**6)
+            ),
             layout=Option(
                 'folders',
                 'for folder: how its photos are labelled',

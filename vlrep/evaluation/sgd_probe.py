@@ -65,6 +65,13 @@ class SoftmaxRecipe:
         draw = rng(seed, 'random search').random((n, 2))
         return replace(self, pairs=tuple(sorted((10 ** (3 * u - 1), 1e-5 * v) for u, v in draw.tolist())))
 
+    def shortened(
+        self,
+        epochs: int,  # Epochs of training
+    ) -> 'SoftmaxRecipe':
+        "Train for another number of epochs; the drops move in proportion"
+        return replace(self, epochs=epochs, drops=tuple(d * epochs / self.epochs for d in self.drops))
+
     def test_view(
         self,
         size: int,  # Side of the view in pixels

@@ -197,7 +197,13 @@ class VGGLayer(nn.Module):
         images: Tensor,  # Normalised float images (b,3,h,w), at least three cells of that grid wide and high
     ) -> Tensor:  # (b,c*h'*w',1,1): h'w' windows of 3x3 cells
         "Compute the grid, and average it over windows of 3x3 cells"
-        return nn.functional.avg_pool2d(self.features(images), 3, 3).flatten(1)[:, :, None, None]
+        grid = self.features(images)
+        if min(grid.shape[-2:]) < 3:
+            raise ValueError(
+                f'--layer: of views of {images.shape[-1]} pixels, the grid of this layer is {tuple(grid.shape[-2:])}, '
+                f'and 3 cells each way are averaged: it is for runs with larger views (--size)'
+            )
+        return nn.functional.avg_pool2d(grid, 3, 3).flatten(1)[:, :, None, None]
 
 # %% ../../nbs/models/52_timm_torchvision.ipynb #5e16c270
 def initial_backbone(

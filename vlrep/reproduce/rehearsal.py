@@ -8,6 +8,7 @@ __all__ = ['FACTOR', 'rehearsed']
 # %% ../../nbs/reproduce/40_rehearsal.ipynb #0f9a2015
 from dataclasses import fields, replace
 
+from ..evaluation.base import EVALUATIONS
 from ..evaluation.finetune.plan import TASKS
 from ..experiments.resolve_options import tiny_changes
 from .plan import PaperPlan, planned_recipe
@@ -33,15 +34,14 @@ _SMALL = dict(
     regions=8,
     precise_bn=1,
     detections=10,
-    drops=[1],
 )
 # Sizes of pretraining, besides those of `tiny_changes`: those that a recipe has; 0: as its BERT has them
 _SMALL_RECIPE = dict(
     bs=8,
     queue=64,
     head_width=32,
-    intra_width=32,
-    inter_width=32,
+    intra_width=16,
+    inter_width=16,
     top_k=100,
     blocks=0,
     image_width=0,
@@ -52,7 +52,9 @@ _SMALL_RECIPE = dict(
 )
 _BERT = 'bert-base-uncased'  # Which has a small imitation among the weights
 _SHARES = dict(train=0.8, valid=0.1, test=0.1)  # Of photos that a plan cuts by itself, so that no part is empty
-_SMALL_EVALUATION = dict(epochs=1, search=2, tags=20)  # Options of evaluations, where a plan gives larger ones
+# Options of evaluations: those that one has; search where a plan gives it
+_SMALL_EVALUATION = dict(epochs=1, probe_epochs=1, protocol='all', tags=20)
+_VGG = dict(size=48)  # Three cells of the grid of its last convolution, which its layers are averaged over
 
 
 def _small_preparation(preparation):
@@ -74,6 +76,7 @@ def _small_run(run):
     names = {f.name for part in (recipe, options) for f in fields(part)}
     if run.backbone:
         names -= {'visual_depth', 'visual_width'}
+        small |= _VGG if 'vgg' in run.backbone else {}
     return replace(run, changes=run.changes | {k: v for k, v in small.items() if k in names})
 
 
@@ -81,7 +84,8 @@ def _small_evaluation(evaluation):
     "Make an evaluation of the plan small"
     options = evaluation.options
     if evaluation.on:
-        small = {k: v for k, v in _SMALL_EVALUATION.items() if options.get(k, 0) > v}
+        small = {k: v for k, v in _SMALL_EVALUATION.items() if k in EVALUATIONS[evaluation.on].options}
+        small |= {'search': 2} if options.get('search') else {}
     else:
         task = TASKS[evaluation.task]
         plan = task.plan(evaluation.data or task.default_data(evaluation.root or None), evaluation.plan or None)

@@ -6,6 +6,7 @@
 __all__ = ['DDPTraining', 'leave_process_group']
 
 # %% ../../nbs/training/38_data_parallel.ipynb #b2e80003
+import inspect
 from contextlib import ExitStack
 
 import torch
@@ -16,6 +17,11 @@ from .distributed import Dist, sync_batch_norm
 from .learner import BaseCallback, BatchLearner, stop_fit
 
 # %% ../../nbs/training/38_data_parallel.ipynb #b2e80008
+_PARAMETERS = inspect.signature(DistributedDataParallel).parameters
+# PyTorch 2.15 has a new name for it
+_OWN_BUFFERS = {'forward_sync_buffers' if 'forward_sync_buffers' in _PARAMETERS else 'broadcast_buffers': False}
+
+
 class DDPTraining(BaseCallback):
     "Callback that trains on the batches of all processes with PyTorch's `DistributedDataParallel`"
 
@@ -40,9 +46,7 @@ class DDPTraining(BaseCallback):
             self.stack.enter_context(sync_batch_norm(self.model, self.procs))
         ids = [torch.device(self.procs.device).index] if self.procs.device.startswith('cuda') else None
         # buffers are those of rank 0 from the next validation on; no step of training reads those of other ranks
-        self.net = DistributedDataParallel(
-            self.model, device_ids=ids, broadcast_buffers=False, gradient_as_bucket_view=True
-        )
+        self.net = DistributedDataParallel(self.model, device_ids=ids, gradient_as_bucket_view=True, **_OWN_BUFFERS)
 
     def before_batch(self) -> None:
         if self.net is None or not self.training:
