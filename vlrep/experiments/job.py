@@ -6,6 +6,7 @@
 __all__ = ['processor', 'run_folder', 'remove_if_empty', 'Job', 'resumed_line']
 
 # %% ../../nbs/experiments/55_job.ipynb #d54d11ac
+import os
 import platform
 import shutil
 import time
@@ -184,8 +185,8 @@ class Job:
         run: Run,  # Named by the `TrainingInterrupted` that leaves the body
     ) -> Iterator[object]:
         "Record what a signal asks for while the body trains, see `vlrep.training.interrupts.signals`"
-        # torchrun passes a signal on that its processes may have had already
-        with catch_signals(2.0 if self.dist.world_size > 1 else 0.0) as stop:
+        # torchrun passes a signal on that its processes, even a single one, may have had already
+        with catch_signals(2.0 if 'RANK' in os.environ else 0.0) as stop:
             try:
                 yield stop
             except TrainingInterrupted as e:

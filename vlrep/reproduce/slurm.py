@@ -7,6 +7,7 @@ __all__ = ['SlurmOptions', 'job_script', 'write_jobs']
 
 # %% ../../nbs/reproduce/60_slurm.ipynb #c13cf6f7
 import shlex
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,19 +32,29 @@ class SlurmOptions:
 _SCRIPT = """#!/bin/bash
 #SBATCH --job-name={name}
 #SBATCH --nodes={nodes} --ntasks-per-node=1 --gpus-per-node={gpus} --cpus-per-task={cpus}
-#SBATCH --time={hours}:00:00 --signal=TERM@120 --requeue --open-mode=append
-#SBATCH --output={log}
+#SBATCH --time={hours}:00:00 --signal=B:TERM@120 --requeue --open-mode=append
+#SBATCH --output="{log}"
 {partition}
-set -u
-cd {folder}
+cd {folder} || exit 1
 {setup}
+run={run}
 command=({words})
-if [ -n "{run}" ] && [ -e "{run}/recipe.json" ]; then command=(resume "{run}"); fi
+if [ -n "$run" ] && [ -e "$run/recipe.json" ]; then command=(resume "$run"); fi
 head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
-srun torchrun --nnodes "$SLURM_NNODES" --nproc_per_node {gpus} --max-restarts 0 --rdzv_id "$SLURM_JOB_ID" \\
-    --rdzv_backend c10d --rdzv_endpoint "$head:29500" -m vlrep.cli "${{command[@]}}"
+port=$((20000 + SLURM_JOB_ID % 10000))
+export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=100
+stopped=
+trap 'stopped=yes; scancel --signal=TERM "$SLURM_JOB_ID"' TERM
+srun --cpus-per-task={cpus} {python} -m torch.distributed.run --nnodes "$SLURM_NNODES" --nproc_per_node {gpus} \\
+    --max-restarts 0 --rdzv_id "$SLURM_JOB_ID" --rdzv_backend c10d --rdzv_endpoint "$head:$port" \\
+    -m vlrep.cli "${{command[@]}}" &
+wait $!
 code=$?
-if [ $code -eq 143 ]; then scontrol requeue "$SLURM_JOB_ID"; fi
+if [ -n "$stopped" ]; then
+    wait $!
+    code=$?
+    if [ $code -ne 0 ]; then {again}; fi
+fi
 exit $code
 """
 
@@ -64,9 +75,11 @@ def job_script(
         log=Path(places.out).resolve() / 'logs' / f'{command.name}.log',
         partition=f'#SBATCH --partition={options.partition}' if options.partition else '',
         folder=shlex.quote(str(Path.cwd())),
+        python=shlex.quote(sys.executable),
         setup=options.setup,
         words=shlex.join(command.words),
-        run=command.makes if trains else '',
+        run=shlex.quote(str(command.makes)) if trains else '',
+        again=':' if command.kind == 'evaluate' else 'scontrol requeue "$SLURM_JOB_ID"',
     )
 
 
