@@ -27,12 +27,12 @@ def check_code(
     code: int,  # Exit code of a command
     log_file: Path,  # What it printed
 ) -> None:
-    "Raise a `ValueError` with the last line of a command that failed, `TrainingInterrupted` if a signal stopped it"
+    "Raise a `ValueError` with the message of a command that failed, `TrainingInterrupted` if a signal stopped it"
     if code in _STOPPED:
         raise TrainingInterrupted(_STOPPED[code])
     if code:
-        lines = Path(log_file).read_text(encoding='utf-8', errors='replace').strip().splitlines()
-        raise ValueError(f'code {code}: {lines[-1] if lines else "no word"} (all of it in {log_file})')
+        printed = Path(log_file).read_text(encoding='utf-8', errors='replace')
+        raise ValueError(f'code {code}: {_message(printed)} (all of it in {log_file})')
 
 
 def launch_words(
@@ -43,12 +43,19 @@ def launch_words(
     return ['--standalone', '--nproc_per_node', str(processes), '-m', 'vlrep.cli', *words]
 
 
+def _message(printed):
+    "Find the message of a command that failed: its last line, behind which `torchrun` writes its own"
+    lines = printed.strip().splitlines()
+    own = [line for line in lines if line.startswith('vlrep ')]
+    return ['no word', *lines[-1:], *own[-1:]][-1]
+
+
 def run_process(
     words: Sequence[str],  # Of a command, behind `vlrep`
     log_file: Path,  # Gets what it prints
     processes: int = 1,  # How many train together
 ) -> None:
-    "Run a command; a `ValueError` has its last line if it fails, `TrainingInterrupted` if a signal stopped it"
+    "Run a command; a `ValueError` has its message if it fails, `TrainingInterrupted` if a signal stopped it"
     code, arguments = (_ONE, words) if processes == 1 else (_SEVERAL, launch_words(words, processes))
     with catch_signals() as note, open(log_file, 'a', encoding='utf-8') as out:
         p = start_python(code, *arguments, patience=_PATIENCE, stdout=out, stderr=out, start_new_session=True)
