@@ -618,10 +618,24 @@ def _reproduce(argv):
         kinds, prog='vlrep reproduce', description=_reproduce.__doc__, args=argv, config=_CONFIG
     )
     from vlrep.reproduce.commands import reproduce
+    from vlrep.training.interrupts import TrainingInterrupted
 
     action = next(name for name, kind in kinds.items() if type(options) is kind)
-    if reproduce(action, execute=_carry_out, **_given(options)):
+    try:
+        failed = reproduce(action, execute=_exit_code, **_given(options))
+    except (TrainingInterrupted, KeyboardInterrupt) as e:
+        again = 'stopped; the same command continues where it stopped'
+        raise _Exit(getattr(e, 'code', 130), again) from e
+    if failed:
         sys.exit(1)
+
+
+def _exit_code(words):
+    "Carry a command out in this process: its exit code, once what is wrong has been printed"
+    try:
+        return _command(words[0], words, debug=False)
+    except SystemExit as e:
+        return e.code or 0
 
 # %% ../nbs/90_cli.ipynb #da7ac4ec
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ PAPER = 'virtex'
 
 def test_every_cell_of_a_paper_is_filled_by_its_rehearsal(tmp_path):
     lines = []
-    how = dict(out=tmp_path, rehearse=True, workers=0, execute=cli._carry_out, log=lines.append)
+    how = dict(out=tmp_path, rehearse=True, workers=0, execute=cli._exit_code, log=lines.append)
     assert reproduce('run', PAPER, **how) == {}, lines
     plan = rehearsed(read_plan(PAPER))
     cells = [cell for rows in table_rows(plan, Places(tmp_path / 'data', tmp_path)).values() for cell in rows]

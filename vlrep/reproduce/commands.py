@@ -18,7 +18,7 @@ from .cost import Estimate, estimate, measure_costs, read_costs
 from .imitation import write_imitation
 from .plan import PaperPlan, Places, plan_commands, read_plan, select_tables
 from .rehearsal import rehearsed
-from .run import run_plan, run_process
+from .run import check_code, run_plan, run_process
 from .slurm import SlurmOptions, write_jobs
 from .tables import command_state, write_tables
 
@@ -72,11 +72,8 @@ def plan_lines(
 def _in_this_process(execute, words, log_file):
     "Carry a command out without a process of its own; what it prints goes to the log file"
     with open(log_file, 'a', encoding='utf-8') as out, redirect_stdout(out), redirect_stderr(out):
-        try:
-            execute(list(words))
-        except SystemExit as e:
-            if e.code:
-                raise ValueError(f'code {e.code}, see {log_file}') from None
+        code = execute(list(words))
+    check_code(code, log_file)
 
 
 def reproduce(
@@ -94,7 +91,7 @@ def reproduce(
     processes: int = 1,  # That train together
     measured: FilePath | None = None,  # File of measured times: `plan` reads it, `measure` writes it
     bs: int = 32,  # Images a step that `measure` times
-    execute: Callable | None = None,  # (words) -> None: carries the commands of a rehearsal out in this process
+    execute: Callable | None = None,  # (words) -> exit code: carries the commands of a rehearsal out in this process
     log: Callable = print,  # Called with lines for the screen
     **slurm,  # Fields of `SlurmOptions`
 ) -> dict:  # Name of each command that failed -> why

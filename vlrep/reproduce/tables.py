@@ -23,10 +23,13 @@ from ..training.run_folder import open_run_folder
 
 # %% ../../nbs/reproduce/20_tables.ipynb #3f050c8a
 def _run_state(folder):
-    "Tell whether a run is done, begun or missing"
+    "Tell whether a run is done, begun, missing or damaged"
     if not (Path(folder) / 'recipe.json').exists():
         return 'missing'
-    run = open_run_folder(folder)
+    try:
+        run = open_run_folder(folder)
+    except ValueError:
+        return 'damaged'
     return 'begun' if run.missing() or run.unfinished() else 'done'
 
 
@@ -49,7 +52,7 @@ def _recorded_rows(folder, evaluation):
 def command_state(
     plan: PaperPlan,  # The plan
     command: PlannedCommand,  # One of its commands
-) -> str:  # done, begun or missing
+) -> str:  # done, begun, missing or damaged
     "Tell what has been done of a command"
     if command.kind in ('pretrain', 'finetune'):
         return _run_state(command.makes)
@@ -110,7 +113,8 @@ def _cell(plan, row, column, number, places):
     values = cell_values(plan, row.run, column, places)
     if not values:
         state = _run_state(run_folder(places, row.run, places.seeds[0]))
-        return dict(empty, status={'done': 'trained', 'begun': 'training'}.get(state, 'to do'))
+        states = dict(done='trained', begun='training', damaged='damaged')
+        return dict(empty, status=states.get(state, 'to do'))
     mean = float(np.mean(values))
     ours = _number(mean) + (f' ± {np.std(values, ddof=1):.1f}' if len(values) > 1 else '')
     status = 'done' if len(values) == len(places.seeds) else 'more seeds to do'
