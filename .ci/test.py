@@ -22,7 +22,12 @@ from environment import ROOT, Failed, quiet
 
 BIN = environment.VENV / 'bin'
 # in vlrep/, from no notebook: folder -> ending
-KEPT = {'reports/templates': '.j2', 'reports/curves': '.json', 'reports/baselines': '.json'}
+KEPT = {
+    'reports/templates': '.j2',
+    'reports/curves': '.json',
+    'reports/baselines': '.json',
+    'reproduce/plans': '.toml',
+}
 WORKERS = 3  # processes at a time, one more than cores: some wait for files or others
 passed = failed = 0
 costs = dict(notebooks={}, tests={})  # CPU seconds of each notebook and of each test of pytest

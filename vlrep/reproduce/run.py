@@ -23,6 +23,13 @@ _SEVERAL = 'from torch.distributed.run import main; main()'
 _STOPPED = {128 + s: s for s in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
 
 
+def _message(printed):
+    "Find the message of a command that failed: its last line, behind which `torchrun` writes its own"
+    lines = printed.strip().splitlines()
+    own = [line for line in lines if line.startswith('vlrep ')]
+    return ['no word', *lines[-1:], *own[-1:]][-1]
+
+
 def check_code(
     code: int,  # Exit code of a command
     log_file: Path,  # What it printed
@@ -41,13 +48,6 @@ def launch_words(
 ) -> list[str]:  # Arguments of `torchrun`
     "Write how `torchrun` starts a command on one machine"
     return ['--standalone', '--nproc_per_node', str(processes), '-m', 'vlrep.cli', *words]
-
-
-def _message(printed):
-    "Find the message of a command that failed: its last line, behind which `torchrun` writes its own"
-    lines = printed.strip().splitlines()
-    own = [line for line in lines if line.startswith('vlrep ')]
-    return ['no word', *lines[-1:], *own[-1:]][-1]
 
 
 def run_process(
