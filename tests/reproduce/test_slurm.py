@@ -21,12 +21,16 @@ from vlrep.training.run_folder import Run
 
 # ---------------------------------------------------------------- a cluster of one machine
 
+FIRST = os.getpid() % 9000  # Ports follow from the numbers of jobs, and other tests may run on this machine
+TRAIN = FIRST + 1
+EVALUATE = FIRST + 2
+
 STUBS = dict(
     # Runs a job at once, in the foreground, and again whenever it was put back; not if one that it waits for failed
     sbatch="""
 script=$(realpath "${!#}")
 echo "$*" >> "$CLUSTER/submitted"
-id=$((100 + $(wc -l < "$CLUSTER/submitted")))
+id=$((FIRST + $(wc -l < "$CLUSTER/submitted")))
 echo "$id"
 for need in $(grep -o 'afterok[:0-9]*' <<< "$*" | tr : '\\n' | grep '^[0-9]'); do
     if [ "$(cat "$CLUSTER/code.$need")" != 0 ]; then echo never > "$CLUSTER/code.$id"; exit; fi
@@ -46,10 +50,13 @@ while [[ $1 == --* ]]; do shift; done
 echo $$ > "$CLUSTER/step.$SLURM_JOB_ID"
 exec "$@"
 """,
-    # All processes of the step have the signal, as in SLURM: torchrun, and those that it has started
+    # All processes of the step have the signal, as in SLURM: those that torchrun has started, and, while they save a
+    # checkpoint, torchrun, which passes it on to them
     scancel="""
 step=$(cat "$CLUSTER/step.$2")
-kill -TERM "$step" $(awk -v parent="$step" '$4 == parent {print $1}' /proc/[0-9]*/stat 2> /dev/null)
+kill -TERM $(awk -v parent="$step" '$4 == parent {print $1}' /proc/[0-9]*/stat 2> /dev/null)
+sleep .03
+kill -TERM "$step"
 """,
     scontrol="""
 if [ "$1" = show ]; then echo 127.0.0.1; else touch "$CLUSTER/again.$2"; echo "$*" >> "$CLUSTER/requeued"; fi
@@ -65,7 +72,7 @@ def cluster(folder, **others):
         (bin / name).write_text('#!/bin/bash\n' + text)
         (bin / name).chmod(0o755)
     path = os.pathsep.join([str(bin), '/usr/local/bin', '/usr/bin', '/bin'])
-    return {**os.environ, 'PATH': path, 'CLUSTER': str(folder), 'PYTHONPATH': str(ROOT)}
+    return {**os.environ, 'PATH': path, 'CLUSTER': str(folder), 'FIRST': str(FIRST), 'PYTHONPATH': str(ROOT)}
 
 
 def said(folder, name):
@@ -104,7 +111,7 @@ def done(tmp_path_factory):
         until = time.monotonic() + 120
         while not run.saved() and p.poll() is None and time.monotonic() < until:
             time.sleep(0.02)
-        os.kill(int((tmp / 'a cluster' / 'script.101').read_text()), signal.SIGTERM)
+        os.kill(int((tmp / 'a cluster' / f'script.{TRAIN}').read_text()), signal.SIGTERM)
         out = p.communicate(timeout=240)[0]
     finally:
         p.kill()
@@ -114,7 +121,7 @@ def done(tmp_path_factory):
 def test_submitted_jobs_train_and_evaluate(done):
     assert done['code'] == 0 and done['out'] == '2 jobs submitted\n', done['out']
     logs = [p.read_text()[-2000:] for p in sorted((done['home'] / 'my runs' / 'logs').glob('*.log'))]
-    assert said(done['cluster'], 'code.101') == said(done['cluster'], 'code.102') == ['0'], logs
+    assert said(done['cluster'], f'code.{TRAIN}') == said(done['cluster'], f'code.{EVALUATE}') == ['0'], logs
     assert not done['run'].missing()
     ((_, line),) = json_lines(done['run'].path / 'evaluations.jsonl')
     assert line['on'] == 'world' and line['rows']
@@ -123,11 +130,11 @@ def test_submitted_jobs_train_and_evaluate(done):
 def test_a_job_waits_for_the_one_that_it_needs(done):
     train, evaluate = said(done['cluster'], 'submitted')
     assert train == '--parsable labels-0.sh'
-    assert evaluate == '--parsable --dependency=afterok:101 --kill-on-invalid-dep=yes labels-0-scenes.sh'
+    assert evaluate == f'--parsable --dependency=afterok:{TRAIN} --kill-on-invalid-dep=yes labels-0-scenes.sh'
 
 
 def test_a_job_whose_time_is_up_is_put_back_and_resumed(done):
-    assert said(done['cluster'], 'requeued') == ['requeue 101']
+    assert said(done['cluster'], 'requeued') == [f'requeue {TRAIN}']
     log = (done['home'] / 'my runs' / 'logs' / 'labels-0.log').read_text()
     steps = [int(s) for s in re.findall(r'resuming from step (\d+)', log)]
     assert len(steps) == 1 and 0 < steps[0] < 40, log[-2000:]
@@ -158,40 +165,40 @@ def submitted(folder, monkeypatch, srun, begun=False):
 
 def test_a_job_that_fails_is_not_put_back_and_those_that_need_it_never_begin(tmp_path, monkeypatch):
     found = submitted(tmp_path, monkeypatch, 'exit 3')
-    assert said(found, 'code.101') == ['3'] and said(found, 'code.102') == ['never']
+    assert said(found, f'code.{TRAIN}') == ['3'] and said(found, f'code.{EVALUATE}') == ['never']
     assert not said(found, 'requeued')
 
 
 def test_an_evaluation_whose_time_is_up_is_not_put_back(tmp_path, monkeypatch):
     "It would begin anew each time; a training that ends well within these two minutes is not put back, either"
     ended = """
-if [ $SLURM_JOB_ID = 101 ]; then kill -TERM $PPID; sleep .3; exit 0; fi
+if [ $SLURM_JOB_ID = $((FIRST + 1)) ]; then kill -TERM $PPID; sleep .3; exit 0; fi
 trap 'exit 7' TERM
 echo $$ > "$CLUSTER/step.$SLURM_JOB_ID"
 kill -TERM $PPID
 while true; do sleep .1; done
 """
     found = submitted(tmp_path, monkeypatch, ended)
-    assert said(found, 'code.101') == ['0'] and said(found, 'code.102') == ['7']
+    assert said(found, f'code.{TRAIN}') == ['0'] and said(found, f'code.{EVALUATE}') == ['7']
     assert not said(found, 'requeued')
 
 
 def test_two_jobs_on_a_node_meet_at_different_ports(tmp_path, monkeypatch):
     "And a command is started by the Python that wrote the script, with all its words"
     found = submitted(tmp_path, monkeypatch, 'printf "%s\\n" "$@" >> "$CLUSTER/words.$SLURM_JOB_ID"')
-    words = [said(found, f'words.{i}') for i in (101, 102)]
+    words = [said(found, f'words.{i}') for i in (TRAIN, EVALUATE)]
     ends = [w[w.index('--rdzv_endpoint') + 1] for w in words]
-    assert ends == ['127.0.0.1:20101', '127.0.0.1:20102']
+    assert ends == [f'127.0.0.1:{20000 + i}' for i in (TRAIN, EVALUATE)]
     assert all(w[0] == '--cpus-per-task=1' and w[2:4] == ['-m', 'torch.distributed.run'] for w in words)
     assert words[0][words[0].index('-m', 4) + 2 :][:3] == ['pretrain', '--method', 'supervised']
     assert words[1][-4:] == ['evaluate', 'my runs/labels-0', '--on', 'world']
-    assert said(found, 'code.101') == said(found, 'code.102') == ['0']
+    assert said(found, f'code.{TRAIN}') == said(found, f'code.{EVALUATE}') == ['0']
 
 
 def test_a_run_that_has_begun_is_resumed(tmp_path, monkeypatch):
     found = submitted(tmp_path, monkeypatch, 'printf "%s\\n" "$@" >> "$CLUSTER/words.$SLURM_JOB_ID"', begun=True)
-    assert said(found, 'words.101')[-2:] == ['resume', 'my runs/labels-0']
-    assert said(found, 'words.102')[-4:] == ['evaluate', 'my runs/labels-0', '--on', 'world']
+    assert said(found, f'words.{TRAIN}')[-2:] == ['resume', 'my runs/labels-0']
+    assert said(found, f'words.{EVALUATE}')[-4:] == ['evaluate', 'my runs/labels-0', '--on', 'world']
 
 
 # ---------------------------------------------------------------- what is written
@@ -209,7 +216,7 @@ def test_every_script_of_every_paper_is_bash(tmp_path):
 
 def test_a_script_asks_for_what_was_said(tmp_path):
     plan = read_plan('virtex')
-    places = Places(Path('data'), tmp_path)
+    places = Places(Path('data'), tmp_path, plugins=('my code.py',))
     options = SlurmOptions(2, 4, 6, 8, 'long', 'source .venv/bin/activate')
     commands = {c.kind: c for c in plan_commands(plan, places)}
     train = job_script(commands['pretrain'], places, options)
@@ -218,7 +225,9 @@ def test_a_script_asks_for_what_was_said(tmp_path):
         '#SBATCH --time=8:00:00 --signal=B:TERM@120 --requeue --open-mode=append',
         '#SBATCH --partition=long',
         'source .venv/bin/activate',
+        'if [ -n "$run" ] && [ -e "$run/recipe.json" ]; then command=(resume "$run" --plugin \'my code.py\'); fi',
     ):
         assert line in train.splitlines(), line
+    assert all(c.words[-2:] == ('--plugin', 'my code.py') for c in commands.values())
     one = job_script(commands['evaluate'], places, options).splitlines()
     assert '#SBATCH --nodes=1 --ntasks-per-node=1 --gpus-per-node=1 --cpus-per-task=6' in one

@@ -113,7 +113,7 @@ def _cell(plan, row, column, number, places):
     values = cell_values(plan, row.run, column, places)
     if not values:
         state = _run_state(run_folder(places, row.run, places.seeds[0]))
-        states = dict(done='trained', begun='training', damaged='damaged')
+        states = {'done': 'trained', 'begun': 'training', 'damaged': 'damaged'}
         return dict(empty, status=states.get(state, 'to do'))
     mean = float(np.mean(values))
     ours = _number(mean) + (f' ± {np.std(values, ddof=1):.1f}' if len(values) > 1 else '')
