@@ -78,8 +78,8 @@ def pick_value(
     tested = [r for r in found if 'test' in r['question'].split(',')[0].split()]
     found = tested or found
     if len({(r['question'], r['metric']) for r in found}) != 1:
-        there = sorted({f'{r["question"]} | {r["metric"]}' for r in rows})
-        raise ValueError(f'value={value!r}: {len(found)} rows have it; there are: {"; ".join(there)}')
+        values = sorted({f'{r["question"]} | {r["metric"]}' for r in rows})
+        raise ValueError(f'value={value!r}: {len(found)} rows have it; there are: {"; ".join(values)}')
     return found[0]['value']  # rows of baselines stand behind that of the model
 
 
@@ -113,7 +113,7 @@ def _cell(plan, row, column, number, places):
     values = cell_values(plan, row.run, column, places)
     if not values:
         state = _run_state(run_folder(places, row.run, places.seeds[0]))
-        states = dict(done='trained', begun='training', damaged='damaged')
+        states = {'done': 'trained', 'begun': 'training', 'damaged': 'damaged'}
         return dict(empty, status=states.get(state, 'to do'))
     mean = float(np.mean(values))
     ours = _number(mean) + (f' ± {np.std(values, ddof=1):.1f}' if len(values) > 1 else '')
