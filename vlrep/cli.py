@@ -568,6 +568,7 @@ class _Reproduce:
     workers: _READERS = None
     precision: _NAME = None  # auto, fp32, bf16 or fp16, for training (default: auto)
     cache: _CACHE = None
+    plugin: _PLUGIN = ()
 
 
 @dataclass(frozen=True)
@@ -617,12 +618,15 @@ def _reproduce(argv):
     options = subcommand_cli_from_dict(
         kinds, prog='vlrep reproduce', description=_reproduce.__doc__, args=argv, config=_CONFIG
     )
+    from vlrep.reproduce.plan import read_plan
+
+    read_plan(options.paper)  # what is wrong with it is said before anything slow is imported
     from vlrep.reproduce.commands import reproduce
     from vlrep.training.interrupts import TrainingInterrupted
 
     action = next(name for name, kind in kinds.items() if type(options) is kind)
     try:
-        failed = reproduce(action, execute=_exit_code, **_given(options))
+        failed = reproduce(action, plugins=options.plugin, execute=_exit_code, **_given(options))
     except (TrainingInterrupted, KeyboardInterrupt) as e:
         again = 'stopped; the same command continues where it stopped'
         raise _Exit(getattr(e, 'code', 130), again) from e

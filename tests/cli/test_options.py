@@ -236,6 +236,8 @@ PATHS = {
     'study run x.toml': ['--out'],
     'study report x': ['--out'],
     'data check coco': ['--root'],
+    'reproduce run virtex': ['--root', '--out'],
+    'reproduce plan virtex': ['--measured'],
     'shards --data world': ['--out'],
     'finetune x --task vqa': ['--root', '--out', '--labels', '--region-files'],
     'regions x': ['--out'],
@@ -303,6 +305,8 @@ EARLY = [
     'export nowhere --to timm',
     'report nowhere',
     'data check coco --root nowhere',
+    'reproduce plan virtx',
+    'reproduce run virtex --seeds 0',
     'finetune nowhere --task vqa',
     'finetune x --task vqa --threads 0',
     'finetune x --task vqa --max-corrupt many',
@@ -350,6 +354,8 @@ def test_every_wrong_word_is_answered(answers):
         'nowhere.pth: no such file',
         'vlrep finetune: --threads 0: must be from 1',
         'vlrep finetune: --max-corrupt',
+        "unknown paper 'virtx': did you mean 'virtex'?",
+        '--seeds: 0: at least 1',
     ):
         assert any(part in l for l in texts), (part, texts)
 

@@ -88,6 +88,7 @@ def reproduce(
     workers: int | None = None,  # As for `vlrep pretrain`
     precision: str | None = None,  # As for `vlrep pretrain`
     cache: FilePath | None = None,  # As for `vlrep pretrain`
+    plugins: Sequence[str] = (),  # Python files that register something, which each command is given
     processes: int = 1,  # That train together
     measured: FilePath | None = None,  # File of measured times: `plan` reads it, `measure` writes it
     bs: int = 32,  # Images a step that `measure` times
@@ -101,7 +102,7 @@ def reproduce(
     out = Path(out or f'runs/{name}{"-rehearsal" if rehearse else ""}')
     imitated = rehearse or action == 'measure' and root is None
     root = Path(root or (out / 'data' if imitated else 'data'))
-    places = Places(root, out, tuple(range(seeds)), workers, precision, cache)
+    places = Places(root, out, tuple(range(seeds)), workers, precision, cache, tuple(plugins))
     if rehearse:
         plan = rehearsed(plan)
     if action == 'plan':

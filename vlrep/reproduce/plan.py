@@ -269,10 +269,15 @@ class Places:
     workers: int | None = None  # As for `vlrep pretrain`, by default its own choice
     precision: str | None = None  # As for `vlrep pretrain`
     cache: str | None = None  # As for `vlrep pretrain`
+    plugins: tuple[str, ...] = ()  # Python files that register something, which each command is given
 
     def below(self, path: str) -> str:
         "Return a path below the folder of all data sets"
         return str(Path(self.root) / path)
+
+    def plugin_words(self) -> list[str]:
+        "Write the plug-in files as options of a command"
+        return [w for file in self.plugins for w in ('--plugin', str(file))]
 
 
 @dataclass(frozen=True)
@@ -440,4 +445,5 @@ def plan_commands(
         command = PlannedCommand(f'prepare-{p.name}', words, Path(places.below(p.makes)))
         if any(command.name in c.needs for c in (*preparations, *commands)):
             preparations.insert(0, _with_preparations(command, plan.prepare[:i], places))
-    return [*preparations, *commands]
+    commands = [*preparations, *commands]
+    return [replace(c, words=(*c.words, *places.plugin_words())) for c in commands]

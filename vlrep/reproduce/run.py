@@ -65,12 +65,14 @@ def run_process(
     check_code(128 + note.got if note.got else p.returncode, log_file)
 
 # %% ../../nbs/reproduce/50_run.ipynb #f9b38690
-def _words(plan, command):
+def _words(plan, command, places):
     "Words of a command, or of the one that resumes its run, or says what is damaged; None if it is done"
     state = command_state(plan, command)
     if state == 'done':
         return None
-    return ('resume', str(command.makes)) if state in ('begun', 'damaged') else command.words
+    if state in ('begun', 'damaged'):
+        return ('resume', str(command.makes), *places.plugin_words())
+    return command.words
 
 
 def run_plan(
@@ -89,7 +91,7 @@ def run_plan(
     logs.mkdir(parents=True, exist_ok=True)
     for i, command in enumerate(commands, 1):
         head = f'{i}/{len(commands)} {command.name}: '
-        words = _words(plan, command)
+        words = _words(plan, command, places)
         if words is None:
             log(f'{head}done before')
             continue

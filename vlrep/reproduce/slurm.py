@@ -39,7 +39,7 @@ cd {folder} || exit 1
 {setup}
 run={run}
 command=({words})
-if [ -n "$run" ] && [ -e "$run/recipe.json" ]; then command=(resume "$run"); fi
+if [ -n "$run" ] && [ -e "$run/recipe.json" ]; then command=(resume "$run" {plugins}); fi
 head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 port=$((20000 + SLURM_JOB_ID % 10000))
 export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=100
@@ -78,6 +78,7 @@ def job_script(
         python=shlex.quote(sys.executable),
         setup=options.setup,
         words=shlex.join(command.words),
+        plugins=shlex.join(places.plugin_words()),
         run=shlex.quote(str(command.makes)) if trains else '',
         again=':' if command.kind == 'evaluate' else 'scontrol requeue "$SLURM_JOB_ID"',
     )
