@@ -42,9 +42,7 @@ setuptools.setup(
     ],
     packages=setuptools.find_packages(include=[cfg['lib_path'], cfg['lib_path'] + '.*']),
     include_package_data=False,
-    package_data={
-        cfg['lib_path']: ['py.typed', 'reports/templates/*.j2', 'reports/*/*.json', 'reproduce/plans/*.toml']
-    },
+    package_data={cfg['lib_path']: ['py.typed', 'reports/templates/*.j2', 'reports/*/*.json', 'reproduce/*/*.toml']},
     zip_safe=False,
     python_requires='>=' + cfg['min_python'],
     install_requires=cfg['requirements'].split(),

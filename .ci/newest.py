@@ -110,7 +110,7 @@ def wheel(folder):
     want = {
         p.relative_to(src).as_posix()
         for p in (src / 'vlrep').rglob('*')
-        if p.suffix in ('.py', '.j2', '.json') or p.name == 'py.typed'
+        if p.suffix in ('.py', '.j2', '.json', '.toml') or p.name == 'py.typed'
     }
     if has != want:
         raise Failed(f'the wheel is not vlrep/: {sorted(has ^ want)}')

@@ -162,6 +162,7 @@ NUMBERS = [(e, k, o) for e, x in EVALUATIONS.items() for k, o in x.options.items
 @pytest.mark.parametrize('on,name,option', NUMBERS, ids=[f'{e}-{k}' for e, k, _ in NUMBERS])
 def test_every_number_of_every_evaluation_is_checked_before_the_run_is_opened(on, name, option, capsys):
     "Before the run is opened"
+    name = name.replace('_', '-')
     assert option.bounds and option.bounds.low <= option.default <= option.bounds.high
     for text in odd(type(option.default)):
         if text == str(option.default):

@@ -143,7 +143,7 @@ class Evaluation:
         got = {}
         for k, o in self.options.items():
             got[k] = o.default if options.get(k) is None else options[k]
-            o.check(f'--{k}', got[k])
+            o.check(f'--{k.replace("_", "-")}', got[k])
         if unknown := set(options) - {k for e in EVALUATIONS.values() for k in e.options}:
             raise did_you_mean('option', min(unknown), self.options)
         if self.root_help and root is None:

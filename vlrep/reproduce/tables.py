@@ -78,8 +78,8 @@ def pick_value(
     tested = [r for r in found if 'test' in r['question'].split(',')[0].split()]
     found = tested or found
     if len({(r['question'], r['metric']) for r in found}) != 1:
-        there = sorted({f'{r["question"]} | {r["metric"]}' for r in rows})
-        raise ValueError(f'value={value!r}: {len(found)} rows have it; there are: {"; ".join(there)}')
+        values = sorted({f'{r["question"]} | {r["metric"]}' for r in rows})
+        raise ValueError(f'value={value!r}: {len(found)} rows have it; there are: {"; ".join(values)}')
     return found[0]['value']  # rows of baselines stand behind that of the model
 
 
