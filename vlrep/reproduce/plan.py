@@ -12,6 +12,7 @@ import shlex
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from importlib.resources import files
 from pathlib import Path
 from typing import Annotated
 
@@ -23,6 +24,7 @@ from ..core.text_files import read_toml
 from ..core.toml_tables import STRICT, at, distinct, read_table
 from ..datasets.base import DATASETS
 from ..evaluation.base import EVALUATIONS
+from ..evaluation.finetune.plan import TASKS
 from ..experiments.resolve_options import one_of, resolve_options
 from ..experiments.spec import FinetuneSpec, finetune_spec
 from ..methods.base import METHODS
@@ -80,7 +82,7 @@ class PlannedEvaluation:
     options: dict = field(default_factory=dict)  # Options of the evaluation, or field of the plan -> value
     region_files: str = ''  # Store of the regions of the task's photos, below the folder of all data sets
     views: Annotated[int, Field(ge=0)] = 0  # Images that pass through the backbone, for estimates; of a
-    # task with epochs those of one epoch, of other tasks unused
+    # task with epochs those of one epoch; tasks with steps need none
 
 
 @with_config(STRICT)
@@ -138,7 +140,7 @@ class PaperPlan:
         return next(e for e in self.evaluations if e.name == name)
 
 # %% ../../nbs/reproduce/10_plan.ipynb #f918aa78
-PLANS = Path(__file__).parent / 'plans' if '__file__' in globals() else Path('../../vlrep/reproduce/plans')
+PLANS = Path(str(files('vlrep.reproduce'))) / 'plans'
 _TABLES = dict(
     prepare=Preparation,
     pretraining=PlannedRun,
@@ -147,8 +149,6 @@ _TABLES = dict(
     rows=TableRow,
     tables=PlanTable,
 )
-
-
 _DATA = '{data}/'  # The folder of all data sets, in changes and options
 
 
@@ -162,9 +162,8 @@ def planned_recipe(
 ) -> tuple:  # Recipe, and options of the data
     "Resolve what a network is trained with; its files need not be there yet"
     with tempfile.NamedTemporaryFile(suffix='.jsonl') as file:
-        changes = {k: file.name if _is_below(v) else v for k, v in run.changes.items()}
-        texts = change_texts(changes)
-        return resolve_options(run.method, run.recipe, texts, run.data, backbone=run.backbone or None)
+        changes = change_texts({k: file.name if _is_below(v) else v for k, v in run.changes.items()})
+        return resolve_options(run.method, run.recipe, changes, run.data, backbone=run.backbone or None)
 
 
 def _check_run(run):
@@ -369,6 +368,15 @@ def _pretrain(run, seed, places):
     return PlannedCommand(folder.name, tuple(words), folder, needs, run.name, seed=seed)
 
 
+def _finetuning_words(evaluation, places):
+    "Write the changes of a fine-tuning as words; what is false by default is an option without a value"
+    task = TASKS[evaluation.task]
+    default = task.plan(evaluation.data or task.default_data(evaluation.root or None), evaluation.plan or None)
+    flags = {k: v for k, v in evaluation.options.items() if getattr(default, k, None) is False}
+    rest = {k: v for k, v in evaluation.options.items() if k not in flags}
+    return [*_option_words(rest, places), *(f'--{k.replace("_", "-")}' for k, v in flags.items() if v)]
+
+
 def _evaluate(run, evaluation, seed, places):
     "Make the command that evaluates a network, or that fine-tunes it"
     trained = run_folder(places, run, seed)
@@ -380,16 +388,13 @@ def _evaluate(run, evaluation, seed, places):
         words += _named_words(workers=places.workers, cache=places.cache)
         return PlannedCommand(f'{trained.name}-{evaluation.name}', tuple(words), trained, **more)
     folder = run_folder(places, run, seed, evaluation.name)
-    flags = [f'--{k.replace("_", "-")}' for k, v in evaluation.options.items() if v is True]
-    options = {k: v for k, v in evaluation.options.items() if not isinstance(v, bool)}
     regions = evaluation.region_files and places.below(evaluation.region_files)
     words = [
         'finetune',
         str(trained),
         *_named_words(task=evaluation.task, data=evaluation.data, root=root, plan=evaluation.plan),
         *_named_words(**{'region-files': regions}),
-        *_option_words(options, places),
-        *flags,
+        *_finetuning_words(evaluation, places),
         *_settings(places),
         *_named_words(seed=seed, out=folder),
     ]
