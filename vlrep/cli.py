@@ -14,6 +14,7 @@ import sys
 import tempfile
 import traceback
 from dataclasses import dataclass, fields, make_dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -565,14 +566,20 @@ class _Reproduce:
     out: _DIR = None  # Folder of the runs (default: runs/PAPER, or runs/PAPER-rehearsal)
     seeds: _COUNT = 1  # Networks of each row (default: 1)
     rehearse: _FLAG = False  # On small imitations of all data, with small networks and few steps: minutes
-    workers: _READERS = None
-    precision: _NAME = None  # auto, fp32, bf16 or fp16, for training (default: auto)
-    cache: _CACHE = None
     plugin: _PLUGIN = ()
 
 
 @dataclass(frozen=True)
-class _ReproducePlan(_Reproduce):
+class _ReproduceCommands(_Reproduce):
+    "What the commands are given, too"
+
+    workers: _READERS = None
+    precision: _NAME = None  # auto, fp32, bf16 or fp16, for training (default: auto)
+    cache: _CACHE = None
+
+
+@dataclass(frozen=True)
+class _ReproducePlan(_ReproduceCommands):
     "Print the tables, the commands that fill them, and their cost"
 
     measured: _FILE = None  # Times measured on the machine at hand, by vlrep reproduce measure
@@ -587,14 +594,14 @@ class _ReproduceMeasure(_Reproduce):
 
 
 @dataclass(frozen=True)
-class _ReproduceRun(_Reproduce):
+class _ReproduceRun(_ReproduceCommands):
     "Run the commands that are missing, and write the tables"
 
     processes: _COUNT = 1  # Processes that train together, one for each GPU (default: 1)
 
 
 @dataclass(frozen=True)
-class _ReproduceSlurm(_Reproduce):
+class _ReproduceSlurm(_ReproduceCommands):
     "Write job scripts with dependencies for the commands that are missing"
 
     nodes: _COUNT = 1  # Of a training (default: 1)
@@ -621,17 +628,37 @@ def _reproduce(argv):
     from vlrep.reproduce.plan import read_plan
 
     read_plan(options.paper)  # what is wrong with it is said before anything slow is imported
-    from vlrep.reproduce.commands import reproduce
+    from vlrep.reproduce.commands import measure_on_imitations, open_plan, plan_lines, rehearse
+    from vlrep.reproduce.cost import measure_costs, read_costs
+    from vlrep.reproduce.run import run_plan, run_process
+    from vlrep.reproduce.slurm import SlurmOptions, write_jobs
+    from vlrep.reproduce.tables import write_tables
     from vlrep.training.interrupts import TrainingInterrupted
 
-    action = next(name for name, kind in kinds.items() if type(options) is kind)
-    try:
-        failed = reproduce(action, plugins=options.plugin, execute=_exit_code, **_given(options))
-    except (TrainingInterrupted, KeyboardInterrupt) as e:
-        again = 'stopped; the same command continues where it stopped'
-        raise _Exit(getattr(e, 'code', 130), again) from e
-    if failed:
-        sys.exit(1)
+    o = options
+    settings = {k: getattr(o, k) for k in ('workers', 'precision', 'cache') if hasattr(o, k)}
+    plan, places = open_plan(o.paper, o.root, o.out, o.seeds, o.rehearse, plugins=o.plugin, **settings)
+    if isinstance(o, _ReproducePlan):
+        print('\n'.join(plan_lines(plan, places, o.items, read_costs(o.measured) if o.measured else ())))
+    elif isinstance(o, _ReproduceMeasure):
+        measure = measure_costs if o.root else measure_on_imitations
+        measure(plan, places, o.measured or 'costs.json', bs=o.bs, items=o.items)
+    elif isinstance(o, _ReproduceSlurm):
+        asked = SlurmOptions(**{f.name: getattr(o, f.name) for f in fields(SlurmOptions)})
+        print(f'bash {write_jobs(plan, places, o.items, asked)}')
+    elif isinstance(o, _ReproduceTable):
+        print(f'tables: {write_tables(plan, places, o.items, o.rehearse)}')
+    else:
+        try:
+            if o.rehearse:
+                failed = rehearse(plan, places, o.items, processes=o.processes, execute=_exit_code)
+            else:
+                failed = run_plan(plan, places, o.items, execute=partial(run_process, processes=o.processes))
+        except (TrainingInterrupted, KeyboardInterrupt) as e:
+            again = 'stopped; the same command continues where it stopped'
+            raise _Exit(getattr(e, 'code', 130), again) from e
+        if failed:
+            sys.exit(1)
 
 
 def _exit_code(words):

@@ -1,9 +1,7 @@
 "The rehearsal of a whole paper: every command runs, every cell of its tables is filled; `make rehearse` does all five"
 
 import vlrep.cli as cli
-from vlrep.reproduce.commands import reproduce
-from vlrep.reproduce.plan import Places, read_plan
-from vlrep.reproduce.rehearsal import rehearsed
+from vlrep.reproduce.commands import open_plan, rehearse
 from vlrep.reproduce.tables import table_rows
 
 PAPER = 'virtex'
@@ -11,10 +9,9 @@ PAPER = 'virtex'
 
 def test_every_cell_of_a_paper_is_filled_by_its_rehearsal(tmp_path):
     lines = []
-    how = dict(out=tmp_path, rehearse=True, workers=0, execute=cli._exit_code, log=lines.append)
-    assert reproduce('run', PAPER, **how) == {}, lines
-    plan = rehearsed(read_plan(PAPER))
-    cells = [cell for rows in table_rows(plan, Places(tmp_path / 'data', tmp_path)).values() for cell in rows]
+    plan, places = open_plan(PAPER, out=tmp_path, rehearsal=True, workers=0)
+    assert rehearse(plan, places, execute=cli._exit_code, log=lines.append) == {}, lines
+    cells = [cell for rows in table_rows(plan, places).values() for cell in rows]
     reasons = {row.missing for table in plan.tables for row in table.rows if row.missing}
     assert all(cell['status'] == 'done' or cell['status'] in reasons for cell in cells)
     assert sum(cell['status'] == 'done' for cell in cells) > 80

@@ -6,8 +6,7 @@
 __all__ = ['measure_costs', 'read_costs', 'Estimate', 'command_views', 'estimate']
 
 # %% ../../nbs/reproduce/45_cost.ipynb #f4be6ac7
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from vlrep.reproduce.plan import (
     Places,
     PlannedCommand,
     PlannedRun,
+    plan_commands,
     planned_changes,
     planned_finetuning,
     planned_recipe,
@@ -40,23 +40,30 @@ def _key(run):
     return dict(method=run.method, recipe=run.recipe, backbone=run.backbone)
 
 
+def _row_of(run, rows):
+    "Find the measurement of a network; None if there is none"
+    return next((row for row in rows if _key(run).items() <= row.items()), None)
+
+
 def measure_costs(
     plan: PaperPlan,  # The plan
     places: Places,  # `root` holds the data, or imitations
     file: FilePath,  # A JSON file; what it holds for other networks is kept
     bs: int = 32,  # Images a step
     *,
+    items: Sequence[str] = (),  # Tables and rows, as for `select_tables`
     steps: int = 20,  # That are timed
     log: Callable = print,  # Called with lines for the screen
 ) -> list[dict]:  # Rows: method, recipe, backbone, bs, seconds of a step (step, low, high), bytes (memory, checkpoint)
-    "Time some steps of each network of a plan at full size, and write the file that `estimates` reads"
+    "Time some steps of each network of a plan at full size, and write the file that `read_costs` reads"
     rows = []
-    with suppress(ValueError):
+    if Path(file).exists():
         rows = read_costs(file)
-    for run in plan.pretraining:
-        if not planned_recipe(run)[0].steps or any(_key(run).items() <= row.items() for row in rows):
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else processor()
+    for name in dict.fromkeys(c.run for c in plan_commands(plan, places, items) if c.run):
+        run = plan.run(name)
+        if not planned_recipe(run)[0].steps or _row_of(run, rows):
             continue
-        log(f'{run.name}: {run.method}, {run.recipe}')
         spec = run_spec(
             run.method,
             planned_changes(run.changes | dict(bs=bs), places),
@@ -65,10 +72,13 @@ def measure_costs(
             name=run.recipe,
             backbone=run.backbone or None,
         )
-        got = run_checks('dry-run', spec, Runtime(workers=places.workers), str, steps=steps)
+        try:
+            got = run_checks('dry-run', spec, Runtime(workers=places.workers), str, steps=steps)
+        except ValueError as e:  # a BERT that is not here, say: the other networks are measured nevertheless
+            log(f'{name}: not measured, {e}')
+            continue
         rows.append(_key(run) | dict(bs=bs) | {k: float(got[k]) for k in _MEASURED})
-        log(f'  {got["step"]:.2f} s a step of {bs}, {got["memory"] / 1e9:.1f} GB')
-        device = torch.cuda.get_device_name() if torch.cuda.is_available() else processor()
+        log(f'{name}: {got["step"]:.2f} s a step of {bs}, {got["memory"] / 1e9:.1f} GB')
         write_json(file, dict(device=device, versions=versions(), rows=rows))
     return rows
 
@@ -122,22 +132,16 @@ def command_views(
     return _task_views(evaluation, recipe.size) if evaluation.task else evaluation.views * _FORWARD
 
 
-def _row_of(run, rows):
-    "Find the measurement of a network, or of one that was measured with the same method, or of any"
-    same = [r for r in rows if _key(run).items() <= r.items()]
-    alike = [r for r in rows if r['method'] == run.method]
-    return (same or alike or rows)[0]
-
-
 def estimate(
     plan: PaperPlan,  # The plan
     command: PlannedCommand,  # One of its commands
     rows: list[dict],  # From `read_costs`
-) -> Estimate:
-    "Estimate what a command takes on one device; a network without a measurement counts like another of its method"
-    if not command.run:
-        return Estimate()
-    row = _row_of(plan.run(command.run), rows)
-    hours = command_views(plan, command) / row['bs'] / 3600
+) -> Estimate | None:  # None if its network was not measured, or nothing is known of its images
+    "Estimate what a command takes on one device"
+    views = command_views(plan, command)
+    row = _row_of(plan.run(command.run), rows) if command.run else None
+    if row is None or not views:
+        return None
+    hours = views / row['bs'] / 3600
     disk = row['checkpoint'] * _KEPT if command.kind in ('pretrain', 'finetune') else 0.0
     return Estimate(hours * row['step'], hours * row['low'], hours * row['high'], disk)

@@ -110,4 +110,6 @@ def run_plan(
         else:
             log(f'{head}{time.monotonic() - begun:.1f} s')
     log(f'tables: {write_tables(plan, places, items, rehearsal)}')
+    if failed:
+        log(f'{len(failed)} commands failed or were left out; the same call tries them again')
     return failed
