@@ -15,7 +15,7 @@ from tiny_plans import TINY_PLAN
 
 import vlrep.experiments.resolve_options as resolve_options
 from vlrep.cli import main
-from vlrep.core.files import read_json
+from vlrep.core.files import read_json, write_json
 from vlrep.methods.base import METHODS
 from vlrep.reproduce.tables import REHEARSED
 from vlrep.training.run_folder import Run, open_run_folder
@@ -142,6 +142,25 @@ def test_two_seeds_have_a_mean_and_a_spread(done, tmp_path):
     mean, spread = re.fullmatch(r'([\d.]+) ± ([\d.]+)', ours).groups()
     assert (seeds, status) == ('2', 'done') and float(spread) > 0
     assert float(difference) == pytest.approx(float(mean) - float(paper), abs=0.11)
+
+
+def test_measured_times_become_hours(tmp_path):
+    "Of what was measured alone; a damaged file of times is named, and kept"
+    (tmp_path / 'tiny.toml').write_text(PLAN)
+    file = tmp_path / 'costs.json'
+    out, code = reproduce(tmp_path, 'measure', 'labels', '--bs', '4', '--measured', str(file))
+    assert code == 0 and re.fullmatch(r'labels: \d+\.\d\d s a step of 4, \d+\.\d GB\n', out), out
+    (row,) = read_json(file)['rows']
+    assert (row['method'], row['bs']) == ('supervised', 4) and 0 < row['low'] <= row['step'] <= row['high']
+    row['step'] = row['low'] = row['high'] = 3600.0 * 4  # an hour an image
+    write_json(file, dict(rows=[row]))
+    out, _ = reproduce(tmp_path, 'plan', '--measured', str(file))
+    assert 'missing     64.0 h  vlrep pretrain --method supervised' in out  # four steps of 16
+    assert 'left to do: 64 hours of one device (64 to 64 ' in out and 'without 3 commands of which nothing' in out
+    file.write_text('{"rows": [')
+    for action in ('plan', 'measure'):
+        out, code = reproduce(tmp_path, action, '--measured', str(file))
+        assert code == 2 and 'costs.json' in out and file.read_text() == '{"rows": ['
 
 
 def test_a_damaged_result_is_made_again_and_a_damaged_run_is_named(done, tmp_path):
