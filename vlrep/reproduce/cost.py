@@ -36,7 +36,7 @@ _ROW = dict(method=str, recipe=str, backbone=str, bs=int) | dict.fromkeys(_MEASU
 
 
 def _key(run):
-    "What makes the steps of two networks equally long"
+    "Identify networks whose steps take equally long"
     return dict(method=run.method, recipe=run.recipe, backbone=run.backbone)
 
 
@@ -109,7 +109,7 @@ _FORWARD = 1 / 3  # Of the cost of a training step
 
 
 def _task_views(evaluation, size):
-    "Views of `size` pixels squared that are as dear as a fine-tuning"
+    "Views of `size` pixels squared that cost as much as a fine-tuning"
     plan = planned_finetuning(evaluation).plan
     if not hasattr(plan, 'steps'):
         return evaluation.views * plan.epochs

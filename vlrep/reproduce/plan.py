@@ -167,7 +167,7 @@ def planned_recipe(
 
 
 def _check_run(run):
-    "Would `vlrep pretrain` accept it?"
+    "Raise a `ValueError` if `vlrep pretrain` would not accept a network"
     one_of('method', run.method, METHODS)
     one_of('data', run.data, DATASETS)
     one_of(f'recipe of {run.method}', run.recipe, METHODS[run.method].recipes)
@@ -186,7 +186,7 @@ def planned_finetuning(
 
 
 def _check_evaluation(evaluation):
-    "Would `vlrep evaluate` or `vlrep finetune` accept it?"
+    "Raise a `ValueError` if `vlrep evaluate` or `vlrep finetune` would not accept an evaluation"
     if bool(evaluation.on) == bool(evaluation.task):
         raise ValueError('expected either on, an evaluation, or task, one to fine-tune on')
     if evaluation.on:
@@ -199,7 +199,7 @@ def _check_evaluation(evaluation):
 
 
 def _check_table(plan, table, runs, evaluations):
-    "Does the plan have what the rows and columns name?"
+    "Raise a `ValueError` if the plan lacks what a row or a column names"
     for column in table.columns:
         if column.evaluation not in evaluations:
             raise did_you_mean('evaluation', column.evaluation, evaluations)

@@ -28,7 +28,7 @@ def _message(printed):
     "Find the message of a command that failed: its last line, behind which `torchrun` writes its own"
     lines = printed.strip().splitlines()
     own = [line for line in lines if line.startswith('vlrep ')]
-    return ['no word', *lines[-1:], *own[-1:]][-1]
+    return ['nothing was printed', *lines[-1:], *own[-1:]][-1]
 
 
 def check_code(
