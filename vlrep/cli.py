@@ -644,8 +644,8 @@ def _reproduce(argv):
         measure = measure_costs if o.root else measure_on_imitations
         measure(plan, places, o.measured or 'costs.json', bs=o.bs, items=o.items)
     elif isinstance(o, _ReproduceSlurm):
-        asked = SlurmOptions(**{f.name: getattr(o, f.name) for f in fields(SlurmOptions)})
-        print(f'bash {write_jobs(plan, places, o.items, asked)}')
+        job_options = SlurmOptions(**{f.name: getattr(o, f.name) for f in fields(SlurmOptions)})
+        print(f'bash {write_jobs(plan, places, o.items, job_options)}')
     elif isinstance(o, _ReproduceTable):
         print(f'tables: {write_tables(plan, places, o.items, o.rehearse)}')
     else:

@@ -185,8 +185,9 @@ class Job:
         run: Run,  # Named by the `TrainingInterrupted` that leaves the body
     ) -> Iterator[object]:
         "Record what a signal asks for while the body trains, see `vlrep.training.interrupts.signals`"
-        # torchrun passes a signal on that its processes, even a single one, may have had already
-        with catch_signals(2.0 if 'RANK' in os.environ else 0.0) as stop:
+        # torchrun passes a signal on that its processes, even a single one, may have had already, seconds ago on a busy
+        # node; after 30 s it ends them by itself
+        with catch_signals(20.0 if 'RANK' in os.environ else 0.0) as stop:
             try:
                 yield stop
             except TrainingInterrupted as e:
