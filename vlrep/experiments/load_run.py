@@ -15,7 +15,7 @@ from torch import nn
 
 from ..core.files import FilePath
 from ..core.registry import check_plugins, did_you_mean, load_plugin, resolve
-from ..core.weights import fill_model
+from ..core.weights import NoInitialWeights, fill_model
 from ..data.tokenizer import Tokenizer
 from .config import recorded_recipe
 from .initial_weights import with_backbone
@@ -76,7 +76,8 @@ def run_model(
     method = with_backbone(method_of(run), run.info.get('backbone'))
     path = run / 'recipe.json'
     try:
-        model = method.build(recipe, run.info['sizes'], method.backbone(recipe, 0))
+        with NoInitialWeights():
+            model = method.build(recipe, run.info['sizes'], method.backbone(recipe, 0))
     except (KeyError, TypeError) as e:
         raise ValueError(f'{path}: its sizes do not fit the method {method.name} ({e})') from e
     fill_model(model, weights, name)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from ..core.files import FilePath, file_sha256
 from ..core.registry import did_you_mean
 from ..core.seeding import seed_of
+from ..core.weights import NoInitialWeights
 from .backbone_weights import _check, _log_found, load_backbone, network_weights
 from .backbones import backbone_shape, make_backbone
 from .resnet_names import RESNETS
@@ -168,12 +169,14 @@ def named_backbone(
         if name not in RESNETS:
             raise did_you_mean('--backbone', name, RESNETS)
         return _resnet(*RESNETS[name], weights, seed, lambda d, w: f'not {name}', log)
+    if weights is not None:
+        with NoInitialWeights():
+            net = NamedBackbone(name)
+        net.load(weights, log)
+        return net
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_of(seed, 'backbone', name))
-        net = NamedBackbone(name)
-    if weights is not None:
-        net.load(weights, log)
-    return net
+        return NamedBackbone(name)
 
 # %% ../../nbs/models/52_timm_torchvision.ipynb #5a1c0e12
 class VGGLayer(nn.Module):
