@@ -188,7 +188,7 @@ def lines(src):
 
 def with_links(nb, src):
     "`nb` with the line of links below its title, in place of the one that it had"
-    cells = [c for c in nb['cells'] if c.get('id') != LINKS]
+    cells = [c for c in nb['cells'] if c.get('id') != LINKS and not ''.join(c['source']).startswith('Up:')]
     cells.insert(1, dict(cell_type='markdown', id=LINKS, metadata={}, source=lines(src)))
     return {**nb, 'cells': cells}
 

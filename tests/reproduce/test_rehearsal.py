@@ -1,7 +1,13 @@
 "The rehearsal of a whole paper: every command runs, every cell of its tables is filled; `make rehearse` does all five"
 
+import pytest
+
 import vlrep.cli as cli
+from vlrep.models.timm_torchvision import initial_backbone
 from vlrep.reproduce.commands import open_plan, rehearse
+from vlrep.reproduce.imitation import write_imitation
+from vlrep.reproduce.plan import paper_names, planned_recipe, read_plan
+from vlrep.reproduce.rehearsal import rehearsed
 from vlrep.reproduce.tables import table_rows
 
 PAPER = 'virtex'
@@ -16,3 +22,20 @@ def test_every_cell_of_a_paper_is_filled_by_its_rehearsal(tmp_path):
     assert all(cell['status'] == 'done' or cell['status'] in reasons for cell in cells)
     assert sum(cell['status'] == 'done' for cell in cells) > 80
     assert 'Its numbers mean nothing' in (tmp_path / 'tables.html').read_text()
+
+
+@pytest.fixture(scope='module')
+def weights(tmp_path_factory):
+    [folder] = write_imitation(['weights'], tmp_path_factory.mktemp('data'))
+    return folder
+
+
+@pytest.mark.parametrize('paper', paper_names())
+def test_every_rehearsed_network_is_small_and_takes_its_weights(paper, weights):
+    for run in rehearsed(read_plan(paper)).pretraining:
+        recipe, _ = planned_recipe(run)
+        if not hasattr(recipe, 'visual_depth'):
+            continue  # VisualBERT and ViLBERT see regions
+        file = None if run.weights.startswith('run:') or not run.weights else weights / run.weights
+        net = initial_backbone(recipe, run.backbone or None, file)  # a `ValueError` if they do not fit
+        assert sum(p.numel() for p in net.parameters()) < 1e6, run.name

@@ -40,6 +40,7 @@ from ..evaluation.zeroshot.benchmarks import world_attributes, world_zeroshot
 from ..models.backbones import make_backbone
 from ..models.bert import save_bert
 from ..models.bert_model import Bert, BertConfig
+from ..models.timm_torchvision import NARROW_VGG, named_backbone
 
 # %% ../../nbs/reproduce/30_imitation.ipynb #1ec40968
 _SIDES = 96, 72  # Width and height of the photos
@@ -368,7 +369,8 @@ def _words():
 
 def _write_weights(root, train, test):
     for name, before in _NETWORKS.items():
-        net = make_backbone(10, 16, seed_of('imitation', name))
+        seed = seed_of('imitation', name)
+        net = named_backbone(NARROW_VGG, seed).net if name.startswith('vgg') else make_backbone(10, 16, seed)
         state = {before + k: v for k, v in net.state_dict().items()}
         torch.save(dict(state_dict=state) if 'encoder_q' in before else state, root / name)
     tokenizer = WordPieceTokenizer(_words())

@@ -10,6 +10,7 @@ from dataclasses import fields, replace
 
 from ..evaluation.base import EVALUATIONS
 from ..experiments.resolve_options import tiny_changes
+from ..models.timm_torchvision import NARROW_VGG
 from .plan import PaperPlan, planned_finetuning, planned_recipe
 
 # %% ../../nbs/reproduce/40_rehearsal.ipynb #c96ae0e8
@@ -88,7 +89,9 @@ def _small_run(run):
     names = {f.name for part in (recipe, options) for f in fields(part)}
     if run.backbone:
         names -= {'visual_depth', 'visual_width'}
-        small |= _VGG if 'vgg' in run.backbone else {}
+    if 'vgg' in run.backbone:
+        small |= _VGG
+        run = replace(run, backbone=NARROW_VGG)
     return replace(run, changes=run.changes | {k: v for k, v in small.items() if k in names})
 
 
