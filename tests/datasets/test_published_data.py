@@ -38,7 +38,12 @@ from vlrep.datasets.vizwiz import write_vizwiz
 from vlrep.datasets.voc07 import read_voc, write_voc
 from vlrep.datasets.vqa import write_vqa
 from vlrep.datasets.world.dataset import scene, world
-from vlrep.evaluation.detection.sources import read_coco_split, read_lvis_split, read_voc_split
+from vlrep.evaluation.detection.sources import (
+    read_coco_split,
+    read_lvis_v0_5_split,
+    read_lvis_v1_split,
+    read_voc_split,
+)
 from vlrep.evaluation.evaluate import LAYOUTS
 from vlrep.evaluation.finetune.plan import TASKS
 from vlrep.evaluation.zeroshot.benchmarks import read_awa2, read_cub
@@ -293,8 +298,8 @@ READ = {
     'coco': [whole('coco', valid=0.3), coco_objects],
     'coco2014': [whole('coco', valid=0.3)],
     'karpathy': [karpathy],
-    'lvis_v1': [detected(read_lvis_split, 'train', 'test')],
-    'lvis_v0.5': [detected(read_lvis_split, 'train', 'test')],
+    'lvis_v1': [detected(read_lvis_v1_split, 'train', 'test')],
+    'lvis_v0.5': [detected(read_lvis_v0_5_split, 'train', 'test')],
     **{n: [lambda root: DATASETS['narratives'].whole(root, 48, max_corrupt=0)] for n in WRITE if 'narratives' in n},
     **{
         n: [lambda root, n=n: DATASETS[n].whole(root, 48, max_corrupt=0)]

@@ -168,7 +168,7 @@ class _Renamed:
         ('detection', 'voc', {'AP', 'AP50', 'AP75'}),
         ('detection', 'coco', {'AP', 'AP50', 'AP75'}),
         ('segmentation', 'coco', {'AP', 'AP50', 'AP75'}),
-        ('segmentation', 'lvis', {'AP', 'APr', 'APc', 'APf'}),
+        ('segmentation', 'lvis_v1', {'AP', 'APr', 'APc', 'APf'}),
     ],
 )
 def test_every_collection_is_trained_on_in_its_own_layout(body, folders, tmp_path, task, data, metrics):

@@ -70,7 +70,7 @@ def read_snli_ve(
         log(f'{path}: {undecided:,} of {undecided + len(out):,} statements have no label (-) and are left out')
     photos = find_place(
         root,
-        ('flickr30k_images', 'flickr30k-images', 'flickr30k_images/flickr30k_images', 'Images', 'images'),
+        ('flickr30k-images', 'flickr30k_images/flickr30k_images', 'flickr30k_images', 'Images', 'images'),
         'photos',
     )
     return photo_examples(photos, path, size, split, out, max_corrupt)

@@ -151,7 +151,7 @@ _COCO = dict(
 
 def _lvis(version, train, val):
     "LVIS of one version, in the folder of COCO"
-    commands = ('vlrep finetune RUN --task segmentation --data lvis --root DIR',)
+    commands = (f'vlrep finetune RUN --task segmentation --data lvis_{version} --root DIR',)
 
     def file(split, counts):
         return Part(f'objects of {split}', _annotated(f'lvis_{version}_{split}.json')[::-1], commands, counts)
@@ -163,7 +163,7 @@ def _lvis(version, train, val):
         'https://www.lvisdataset.org/dataset',
         tuple((f'lvis_{version}_{split}.json.zip', '') for split in ('train', 'val')),
         (file('train', train), file('val', val), *photos),
-        'In the folder of COCO 2017. Version 1 is read where both are there.',
+        'In the folder of COCO 2017.',
     )
 
 
@@ -610,7 +610,7 @@ _TASKS = dict(
             ),
             _photos(
                 'photos',
-                ('flickr30k_images', 'flickr30k-images', 'Images', 'images'),
+                ('flickr30k-images', 'flickr30k_images/flickr30k_images', 'flickr30k_images', 'Images', 'images'),
                 _task('snli_ve'),
                 31_783,
             ),

@@ -27,6 +27,13 @@ def _source(name, plan, root_help='', options=None):
     return TaskSource(f'{_here}sources:read_{name}_split', root_help, options, plan=plan)
 
 
+def _lvis(version):
+    "Where a version of LVIS comes from"
+    return _source(
+        f'lvis_{version.replace(".", "_")}', 'lvis', f'the folder of COCO 2017 with lvis_{version}_train.json'
+    )
+
+
 _COCO_HELP = 'the folder of COCO 2017: annotations/, train2017/, val2017/'
 TASKS.add(
     TransferTask(
@@ -47,7 +54,7 @@ TASKS.add(
         dict(
             world=_source('world', 'world_masks', options=WorldDetectionOptions()),
             coco=_source('coco', 'coco', _COCO_HELP),
-            lvis=_source('lvis', 'lvis', 'the folder of COCO 2017 with lvis_v1_train.json or lvis_v0.5_train.json'),
+            **{f'lvis_{v}': _lvis(v) for v in ('v1', 'v0.5')},
         ),
         **_SHARED,
     )
