@@ -564,7 +564,7 @@ class _Reproduce:
     items: _some('ITEM', 'Tables and rows, such as 1, bicaptioning or 1.bicaptioning (default: all)')
     root: _DIR = None  # Folder of all data sets (default: data; of a rehearsal the folder of the runs)
     out: _DIR = None  # Folder of the runs (default: runs/PAPER, or runs/PAPER-rehearsal)
-    seeds: _COUNT = 1  # Networks of each row (default: 1)
+    seeds: _COUNT = 1  # How many networks each row gets, with seeds 0, 1, ... (default: 1)
     rehearse: _FLAG = False  # On small imitations of all data, with small networks and few steps: minutes
     plugin: _PLUGIN = ()
 
@@ -597,16 +597,16 @@ class _ReproduceMeasure(_Reproduce):
 class _ReproduceRun(_ReproduceCommands):
     "Run the commands that are missing, and write the tables"
 
-    processes: _COUNT = 1  # Processes that train together, one for each GPU (default: 1)
+    processes: _COUNT = 1  # Processes of each training and evaluation, one for each GPU (default: 1)
 
 
 @dataclass(frozen=True)
 class _ReproduceSlurm(_ReproduceCommands):
     "Write job scripts with dependencies for the commands that are missing"
 
-    nodes: _COUNT = 1  # Of a training (default: 1)
-    gpus: _COUNT = 8  # On each node (default: 8)
-    cpus: _COUNT = 12  # For each GPU (default: 12)
+    nodes: _COUNT = 1  # Nodes that a training gets (default: 1)
+    gpus: _COUNT = 8  # GPUs of each node; an evaluation gets one (default: 8)
+    cpus: _COUNT = 12  # Cores for each GPU (default: 12)
     hours: _COUNT = 24  # Longest time of a job, which is resumed as often as needed (default: 24)
     partition: str = ''  # Where the cluster has several
     setup: str = ''  # A line of shell before the command, such as 'source .venv/bin/activate'
@@ -632,7 +632,7 @@ def _reproduce(argv):
     from vlrep.reproduce.cost import measure_costs, read_costs
     from vlrep.reproduce.run import run_plan, run_process
     from vlrep.reproduce.slurm import SlurmOptions, write_jobs
-    from vlrep.reproduce.tables import write_tables
+    from vlrep.reproduce.tables import missing_data_lines, write_tables
     from vlrep.training.interrupts import TrainingInterrupted
 
     o = options
@@ -644,6 +644,8 @@ def _reproduce(argv):
         measure = measure_costs if o.root else measure_on_imitations
         measure(plan, places, o.measured or 'costs.json', bs=o.bs, items=o.items)
     elif isinstance(o, _ReproduceSlurm):
+        for line in missing_data_lines(plan, places, o.items):
+            print(line, file=sys.stderr)
         job_options = SlurmOptions(**{f.name: getattr(o, f.name) for f in fields(SlurmOptions)})
         print(f'bash {write_jobs(plan, places, o.items, job_options)}')
     elif isinstance(o, _ReproduceTable):

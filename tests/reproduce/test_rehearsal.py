@@ -6,9 +6,10 @@ import vlrep.cli as cli
 from vlrep.models.timm_torchvision import initial_backbone
 from vlrep.reproduce.commands import open_plan, rehearse
 from vlrep.reproduce.imitation import write_imitation
-from vlrep.reproduce.plan import paper_names, planned_recipe, read_plan
+from vlrep.reproduce.plan import paper_names, plan_commands, planned_recipe, read_plan
 from vlrep.reproduce.rehearsal import rehearsed
-from vlrep.reproduce.tables import table_rows
+from vlrep.reproduce.run import run_plan
+from vlrep.reproduce.tables import command_state, table_rows
 
 PAPER = 'virtex'
 
@@ -22,6 +23,13 @@ def test_every_cell_of_a_paper_is_filled_by_its_rehearsal(tmp_path):
     assert all(cell['status'] == 'done' or cell['status'] in reasons for cell in cells)
     assert sum(cell['status'] == 'done' for cell in cells) > 80
     assert 'Its numbers mean nothing' in (tmp_path / 'tables.html').read_text()
+    real, places = open_plan(PAPER, places.root, tmp_path)
+    commands = plan_commands(real, places)
+    assert {command_state(real, command) for command in commands} == {'other'}
+    failed = run_plan(real, places, execute=pytest.fail, log=lines.append)
+    assert failed.keys() == {command.name for command in commands}
+    assert all('holds a run of another plan' in why for why in failed.values())
+    assert not any(cell['ours'] for rows in table_rows(real, places).values() for cell in rows)
 
 
 @pytest.fixture(scope='module')

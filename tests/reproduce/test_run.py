@@ -119,12 +119,14 @@ def test_the_page_says_that_it_is_a_rehearsal(done):
 def test_the_plan_prints_tables_reasons_commands_and_their_states(done):
     out, code = reproduce(done['folder'], 'plan', '--rehearse', '--seeds', '2', '1.labels')
     lines = out.splitlines()
-    assert code == 0 and lines[0] == 'A tiny paper (Somebody, 2020)' and lines[1] == 'table 1, Tasks: 1 rows'
-    states = [(l.split()[0], l.split()[2]) for l in lines[2:-1]]
-    assert states == [('done', 'pretrain'), ('done', 'evaluate'), ('missing', 'pretrain'), ('missing', 'evaluate')]
-    assert lines[-1] == '4 commands: 2 done, 2 missing'
+    assert code == 0 and lines[0] == 'A tiny paper (Somebody, 2020)' and lines[1] == 'table 1, Tasks'
+    assert lines[2].split() == ['1.labels', 'Labels']
+    states = [line.split(' vlrep ') for line in lines[3:-1]]
+    assert [s.strip() for s, _ in states] == ['done', 'done', 'to do', 'to do']
+    assert [words.split()[0] for _, words in states] == ['pretrain', 'evaluate'] * 2
+    assert lines[-1] == '4 commands: 2 done, 2 to do'
     out, _ = reproduce(done['folder'], 'plan', '--rehearse')
-    assert '\n  Stock: the photos are private\n' in out
+    assert 'Stock: the photos are private\n' in out
 
 
 def test_a_mistyped_row_is_refused(done):
@@ -155,8 +157,8 @@ def test_measured_times_become_hours(tmp_path):
     row['step'] = row['low'] = row['high'] = 3600.0 * 4  # an hour an image
     write_json(file, dict(rows=[row]))
     out, _ = reproduce(tmp_path, 'plan', '--measured', str(file))
-    assert 'missing     64.0 h  vlrep pretrain --method supervised' in out  # four steps of 16
-    assert 'left to do: 64 hours of one device (64 to 64 ' in out and 'without 3 commands of which nothing' in out
+    assert 'to do       64.0 h  vlrep pretrain --method supervised' in out  # four steps of 16
+    assert 'left to do: 64 hours of one device (64 to 64 ' in out and '3 commands were not measured' in out
     file.write_text('{"rows": [')
     for action in ('plan', 'measure'):
         out, code = reproduce(tmp_path, action, '--measured', str(file))
@@ -175,7 +177,7 @@ def test_a_damaged_result_is_made_again_and_a_damaged_run_is_named(done, tmp_pat
     assert re.search(r'^3/4 turns-0: [\d.]+ s$', out, re.M) and not open_run_folder(tmp_path / 'runs/turns-0').missing()
     assert rows(tmp_path)['Turns'][-1] == 'done'
     shutil.rmtree(tmp_path / 'runs' / 'labels-0')
-    assert reproduce(tmp_path, 'plan', 'labels')[0].endswith('2 commands: 2 missing\n')
+    assert reproduce(tmp_path, 'plan', 'labels')[0].endswith('2 commands: 2 to do\n')
 
 
 def test_a_signal_ends_the_command_that_runs(tmp_path):

@@ -19,7 +19,7 @@ from .imitation import write_imitation
 from .plan import PaperPlan, Places, plan_commands, read_plan, select_tables
 from .rehearsal import on_imitations, rehearsed
 from .run import check_code, run_plan, run_process
-from .tables import command_state
+from .tables import command_state, missing_data_lines
 
 # %% ../../nbs/reproduce/70_commands.ipynb #ddf58258
 def data_folders(
@@ -38,6 +38,14 @@ def data_folders(
     return sorted(names - {p.makes.split('/')[0] for p in plan.prepare if 'paraphrase' not in p.command})
 
 
+_STATES = dict(missing='to do')
+
+
+def _label(row):
+    "Label of a row, and why no plan can have it"
+    return f'{row.label}: {row.missing}' if row.missing else row.label
+
+
 def plan_lines(
     plan: PaperPlan,  # The plan
     places: Places,  # Where
@@ -47,24 +55,27 @@ def plan_lines(
     "Describe a plan: its tables, rows that nobody can run, each command with its state, and what they cost"
     lines = [f'{plan.title} ({plan.citation})']
     for table in select_tables(plan, items):
-        missing = [row for row in table.rows if row.missing]
-        lines.append(f'table {table.id}, {table.title}: {len(table.rows)} rows')
-        lines += [f'  {row.label}: {row.missing}' for row in missing]
+        lines.append(f'table {table.id}, {table.title}')
+        lines += [f'  {f"{table.id}.{row.run}" if row.run else "no plan":24} {_label(row)}' for row in table.rows]
     commands = plan_commands(plan, places, items)
-    states = [command_state(plan, c) for c in commands]
+    states = [_STATES.get(state, state) for state in (command_state(plan, c) for c in commands)]
     estimates = [estimate(plan, c, costs) for c in commands]
     for state, command, cost in zip(states, commands, estimates):
         hours = f'{cost.hours:8,.1f} h  ' if cost else ''
         lines.append(f'{state:8}{hours}{command}')
+    lines += missing_data_lines(plan, places, items)
     counts = Counter(states)
     lines.append(f'{len(commands)} commands: {", ".join(f"{n} {state}" for state, n in counts.items())}')
+    if counts['other']:
+        lines.append(f'other: {places.out} holds runs of another plan, or of a rehearsal; give another --out')
     if costs:
         missing = [cost for state, cost in zip(states, estimates) if state != 'done']
         left = sum(filter(None, missing), Estimate())
         lines.append(
             f'left to do: {left.hours:,.0f} hours of one device ({left.low:,.0f} to {left.high:,.0f} by the quartiles '
-            f'of the timed steps), {left.disk / 1e9:,.0f} GB of checkpoints; without {missing.count(None)} commands of '
-            f'which nothing was measured, reading photos, validation and the heads of detectors'
+            f'of the timed steps), up to {max(c["memory"] for c in costs) / 1e9:.1f} GB of its memory, '
+            f'{left.disk / 1e9:,.0f} GB of checkpoints; not counted are reading photos, validation '
+            f'and the heads of detectors, and {missing.count(None)} commands were not measured'
         )
     return lines
 

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['PLANS', 'Preparation', 'PlannedRun', 'PlannedEvaluation', 'TableColumn', 'TableRow', 'PlanTable', 'PaperPlan',
-           'planned_recipe', 'planned_finetuning', 'paper_names', 'read_plan', 'Places', 'PlannedCommand',
-           'planned_changes', 'run_folder', 'select_tables', 'plan_commands']
+           'is_below_data', 'planned_recipe', 'planned_finetuning', 'paper_names', 'read_plan', 'Places',
+           'PlannedCommand', 'planned_changes', 'run_folder', 'reads_made', 'select_tables', 'plan_commands']
 
 # %% ../../nbs/reproduce/10_plan.ipynb #5064e088
 import shlex
@@ -152,7 +152,9 @@ _TABLES = dict(
 _DATA = '{data}/'  # The folder of all data sets, in changes and options
 
 
-def _is_below(value):
+def is_below_data(
+    value: object,  # Of a field or an option
+) -> bool:
     "Tell whether a value is a path below the folder of all data sets"
     return isinstance(value, str) and value.startswith(_DATA)
 
@@ -162,7 +164,7 @@ def planned_recipe(
 ) -> tuple:  # Recipe, and options of the data
     "Resolve what a network is trained with; its files need not be there yet"
     with tempfile.NamedTemporaryFile(suffix='.jsonl') as file:
-        changes = change_texts({k: file.name if _is_below(v) else v for k, v in run.changes.items()})
+        changes = change_texts({k: file.name if is_below_data(v) else v for k, v in run.changes.items()})
         return resolve_options(run.method, run.recipe, changes, run.data, backbone=run.backbone or None)
 
 
@@ -296,6 +298,11 @@ class PlannedCommand:
         "Return the name of the command: pretrain, evaluate, finetune, or that of a preparation"
         return self.words[0]
 
+    @property
+    def tuning(self) -> str:
+        "Return the name of the evaluation if it is a fine-tuning, which has a run folder of its own, else ''"
+        return self.evaluation if self.kind == 'finetune' else ''
+
     def __str__(self):
         return shlex.join(['vlrep', *self.words])
 
@@ -305,7 +312,7 @@ def planned_changes(
     places: Places,  # Where the data are
 ) -> list[str]:  # Texts `field=value`
     "Write changes of a plan as `run_spec` takes them"
-    return change_texts({k: places.below(v.removeprefix(_DATA)) if _is_below(v) else v for k, v in changes.items()})
+    return change_texts({k: places.below(v.removeprefix(_DATA)) if is_below_data(v) else v for k, v in changes.items()})
 
 
 def _option_words(options, places):
@@ -333,7 +340,11 @@ def _settings(places):
     return _named_words(workers=places.workers, precision=places.precision, cache=places.cache)
 
 
-def _reads(words, made, places):
+def reads_made(
+    words: Sequence[str],  # Of a command
+    made: str,  # What a preparation makes, below the folder of all data sets
+    places: Places,  # Where that folder is
+) -> bool:
     "Tell whether a word of a command is what a preparation makes, or a folder or pattern around it"
     made = Path(made).parts
     for word in words:
@@ -347,7 +358,7 @@ def _reads(words, made, places):
 
 def _with_preparations(command, prepare, places):
     "Add the preparations whose files a command reads to what it needs"
-    needs = [f'prepare-{p.name}' for p in prepare if _reads(command.words, p.makes, places)]
+    needs = [f'prepare-{p.name}' for p in prepare if reads_made(command.words, p.makes, places)]
     return replace(command, needs=(*needs, *command.needs))
 
 

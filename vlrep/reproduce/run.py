@@ -14,13 +14,14 @@ from pathlib import Path
 
 from ..core.processes import end_processes, start_python
 from .plan import PaperPlan, Places, plan_commands
-from .tables import command_state, write_tables
+from .tables import command_state, missing_data_lines, other_recipe, write_tables
 from ..training.interrupts import TrainingInterrupted, catch_signals
 
 # %% ../../nbs/reproduce/50_run.ipynb #aaf09f0f
 _PATIENCE = 120.0  # Seconds that a command has to save a checkpoint, once it is told to end
 _ONE = 'from vlrep.cli import main; main()'
 _SEVERAL = 'from torch.distributed.run import main; main()'
+_TOGETHER = 'pretrain', 'finetune', 'resume', 'evaluate'  # What several processes can do together
 _STOPPED = {128 + s: s for s in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
 
 
@@ -50,7 +51,7 @@ def run_process(
 ) -> None:
     "Run a command; a `ValueError` has its message if it fails, `TrainingInterrupted` if a signal stopped it"
     code = _ONE
-    if processes > 1:
+    if processes > 1 and words[0] in _TOGETHER:
         code = _SEVERAL
         words = ['--standalone', '--nproc_per_node', str(processes), '-m', 'vlrep.cli', *words]
     env = dict(os.environ, TORCH_ELASTIC_SHUTDOWN_TIMEOUT=str(round(_PATIENCE)))  # torchrun's own is 30 s
@@ -82,13 +83,20 @@ def run_plan(
     rehearsal: bool = False,  # Is it one?
     log: Callable = print,  # Called with a line for each command
 ) -> dict[str, str]:  # Name of each command that failed -> why
-    "Run the commands of a plan that are missing, then write its tables"
+    "Run the commands of a plan that are missing, then write all of its tables"
     failed = {}
     commands = plan_commands(plan, places, items)
     logs = Path(places.out) / 'logs'
     logs.mkdir(parents=True, exist_ok=True)
+    for line in missing_data_lines(plan, places, items):
+        log(line)
     for i, command in enumerate(commands, 1):
         head = f'{i}/{len(commands)} {command.name}: '
+        if command_state(plan, command) == 'other':
+            recipe = other_recipe(plan, command.run, command.makes, command.tuning)
+            failed[command.name] = f'{command.makes} holds a run of another plan ({recipe}): give another --out'
+            log(f'{head}left out, {failed[command.name]}')
+            continue
         words = _words(plan, command, places)
         if words is None:
             log(f'{head}done before')
@@ -109,7 +117,7 @@ def run_plan(
             log(f'{head}failed, {failed[command.name]}')
         else:
             log(f'{head}{time.monotonic() - begun:.1f} s')
-    log(f'tables: {write_tables(plan, places, items, rehearsal)}')
+    log(f'tables: {write_tables(plan, places, rehearsal=rehearsal)}')
     if failed:
         log(f'{len(failed)} commands failed or were left out; the same call tries them again')
     return failed
