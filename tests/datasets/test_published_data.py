@@ -47,6 +47,9 @@ from vlrep.evaluation.detection.sources import (
 from vlrep.evaluation.evaluate import LAYOUTS
 from vlrep.evaluation.finetune.plan import TASKS
 from vlrep.evaluation.zeroshot.benchmarks import read_awa2, read_cub
+from vlrep.models.backbone_weights import load_backbone
+from vlrep.models.timm_torchvision import NARROW_VGG, named_backbone
+from vlrep.reproduce.imitation import write_imitation
 
 pytestmark = pytest.mark.filterwarnings('ignore')
 N = 12
@@ -234,6 +237,7 @@ WRITE = {
     'snli_ve': write_task(write_snli_ve),
     'mm_imdb': write_task(write_mm_imdb),
     'regions': write_regions,
+    'weights': lambda root: write_imitation(['weights'], root.parent),
 }
 
 
@@ -294,6 +298,15 @@ def regions(root):
     convert_regions(root, root.parent / 'store', log=None)
 
 
+def weights(root):
+    for part in PUBLISHED['weights'].parts:
+        [file] = part.places
+        if 'vgg' in file:
+            named_backbone(NARROW_VGG, weights=root / file)
+        else:
+            load_backbone(root / file)
+
+
 READ = {
     'coco': [whole('coco', valid=0.3), coco_objects],
     'coco2014': [whole('coco', valid=0.3)],
@@ -311,6 +324,7 @@ READ = {
     'awa2': [lambda root: read_awa2(root, 48, 0)],
     **{n: [task(n)] for n in ('vqa', 'vizwiz', 'snli_ve', 'mm_imdb')},
     'regions': [regions],
+    'weights': [weights],
 }
 
 

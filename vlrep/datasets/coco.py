@@ -369,6 +369,10 @@ def build_coco(
 ) -> dict:  # Datasets `train`, `valid`, `test`
     "Open COCO's training images in two parts, and its validation images; or Karpathy's split"
     found = builder.splits(root)
+    year = next((y for y in (2017, 2014) if _table(root, 'captions', 'train', y)), None)
+    if year is None and not found:
+        names = ' and '.join(f'annotations/captions_train{y}.json' for y in (2017, 2014))
+        raise ValueError(f'{root}: has no captions: looked for {names}')
     name = choose_split(options.split, found, root)
     if name == 'hash' and options.split == 'hash':
         raise ValueError(f'--split hash: COCO comes with splits of its own, choose one: {", ".join(found)}')
@@ -383,10 +387,6 @@ def build_coco(
             done = ''
         else:
             name = 'folders'
-            year = next((y for y in (2017, 2014) if _table(root, 'captions', 'train', y)), None)
-            if year is None:
-                names = ' and '.join(f'annotations/captions_train{y}.json' for y in (2017, 2014))
-                raise ValueError(f'{root}: has no captions: looked for {names}')
             dataset = _split(root, 'train', size, 'train', year, max_corrupt)
             test = _split(root, 'val', size, 'test', year, max_corrupt)
             _same_categories(dataset.names.get('tags', []), test.names.get('tags', []), root, year)

@@ -55,6 +55,20 @@ def _table(what, places, commands, counted, number, rows='', *, optional=False):
     return Part(what, places, commands, (Count(counted, (number,), rows),), optional=optional)
 
 
+_TORCHVISION = (
+    'resnet50-0676ba61.pth',
+    'wide_resnet50_2-95faca4d.pth',
+    'resnet101-63fe2227.pth',
+    'vgg16-397923af.pth',
+)
+_UNLABELLED = (
+    'moco_v1_200ep_pretrain.pth.tar',
+    'moco_v2_200ep_pretrain.pth.tar',
+    'PCL_v1_epoch200.pth.tar',
+    'swav_200ep_pretrain.pth.tar',
+)
+
+
 def _annotated(name):
     "Places of a file of COCO or LVIS"
     return f'annotations/{name}', name
@@ -653,7 +667,36 @@ _TASKS = dict(
         'own number of photos, so no number is compared; `vlrep regions` reads every one.',
     ),
 )
-PUBLISHED = {**_COCO, **_LVIS, **_LOCALIZED, **_CAPTIONED, **_LABELLED, **_TASKS}
+
+
+def _network(what, file, backbone=''):
+    "Weights of a network"
+    return Part(what, (file,), (f'vlrep pretrain --steps 0 {backbone}--weights DIR/{file}',))
+
+
+_WEIGHTS = dict(
+    weights=PublishedData(
+        'Networks of others, which rows of the papers start from or are compared with',
+        'see each address; MoCo and SwAV: CC BY-NC 4.0',
+        'https://download.pytorch.org/models/',
+        tuple((f, '') for f in _TORCHVISION + _UNLABELLED),
+        (
+            _network('ResNet-50, ImageNet', _TORCHVISION[0]),
+            _network('ResNet-50 of twice the width, ImageNet', _TORCHVISION[1]),
+            _network('ResNet-101, ImageNet', _TORCHVISION[2]),
+            _network('VGG16, ImageNet', _TORCHVISION[3], '--backbone torchvision/vgg16 '),
+            _network('MoCo, 200 epochs', _UNLABELLED[0]),
+            _network('MoCo v2, 200 epochs', _UNLABELLED[1]),
+            _network('PCL, 200 epochs', _UNLABELLED[2]),
+            _network('SwAV, 200 epochs', _UNLABELLED[3]),
+        ),
+        'Not one paper needs all: `vlrep reproduce plan` names those that are not there. MoCo: '
+        '<https://github.com/facebookresearch/moco>; PCL: <https://github.com/salesforce/PCL>; SwAV: '
+        '<https://github.com/facebookresearch/swav>. Whether a file is the network that it should be is seen when it '
+        'is read.',
+    )
+)
+PUBLISHED = {**_COCO, **_LVIS, **_LOCALIZED, **_CAPTIONED, **_LABELLED, **_TASKS, **_WEIGHTS}
 
 # %% ../../../nbs/datasets/published/10_table.ipynb #8082a7bc
 def published_counts(
