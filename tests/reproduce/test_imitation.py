@@ -32,6 +32,7 @@ from vlrep.evaluation.evaluate import LAYOUTS
 from vlrep.evaluation.zeroshot.benchmarks import read_awa2, read_cub
 from vlrep.models.backbone_weights import load_backbone
 from vlrep.models.bert import load_bert
+from vlrep.models.timm_torchvision import NARROW_VGG, named_backbone
 from vlrep.reproduce.imitation import IMITATIONS, write_imitation
 
 TRAIN = 16
@@ -111,7 +112,8 @@ def vqa(root):
 
 
 def weights(root):
-    nets = [load_backbone(p, None) for p in sorted(root.glob('*.pth*'))]
+    files = sorted(root.glob('*.pth*'))
+    nets = [named_backbone(NARROW_VGG, 0, p) if 'vgg' in p.name else load_backbone(p, None) for p in files]
     assert len({tuple(n.state_dict()['conv1.weight'].flatten()[:3].tolist()) for n in nets}) == len(nets)
     tokenizer = WordPieceTokenizer.from_folder(root / 'bert-base-uncased')
     ids = tokenizer.encode('A brown dog sits left of 2 umbrellas, quixotic!')

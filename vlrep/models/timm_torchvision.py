@@ -95,8 +95,7 @@ class NamedBackbone(nn.Module):
 
     def __init__(
         self,
-        # `timm/convnext_atto`, `torchvision/mobilenet_v3_small`, or `NARROW_VGG`
-        name: str,
+        name: str,  # `timm/convnext_atto`, `torchvision/mobilenet_v3_small`, or `NARROW_VGG`
     ):
         super().__init__()
         library, _, net = name.partition('/')

@@ -424,7 +424,7 @@ def select_tables(
     )
     for item in items:
         if item not in names:
-            raise did_you_mean('table or row', item, names)
+            raise did_you_mean('table or row', item, [name for name in names if '.' not in name])
 
     def wanted(table, row):
         return {table.id, row.run, f'{table.id}.{row.run}'} & {*items}
