@@ -114,7 +114,7 @@ def vqa(root):
 def weights(root):
     files = sorted(root.glob('*.pth*'))
     nets = [named_backbone(NARROW_VGG, 0, p) if 'vgg' in p.name else load_backbone(p, None) for p in files]
-    assert len({tuple(n.state_dict()['conv1.weight'].flatten()[:3].tolist()) for n in nets}) == len(nets)
+    assert len({tuple(next(n.parameters()).flatten()[:3].tolist()) for n in nets}) == len(nets)
     tokenizer = WordPieceTokenizer.from_folder(root / 'bert-base-uncased')
     ids = tokenizer.encode('A brown dog sits left of 2 umbrellas, quixotic!')
     assert tokenizer.unk not in ids
