@@ -5,7 +5,7 @@ BIN    := .venv/bin
 help:
 	@echo 'make pretrain     train on the world and print the transfer table (ARGS="--recipe world_words", or others of vlrep pretrain)'
 	@echo 'make test         every check there is; the last line is "N passed, M failed"'
-	@echo 'make rehearse     every row of the five papers, small, on imitations of their data: half an hour (PAPER=virtex)'
+	@echo 'make rehearse     every row of the five papers, small, on imitations of their data: a quarter of an hour (PAPER=virtex)'
 	@echo 'make robust       the checks on learning with other seeds, precisions, threads and instruction sets: hours (ONLY=... SEEDS=... ISA=...)'
 	@echo 'make lab          JupyterLab on the notebooks'
 	@echo 'make blank        the chapters of the course without their solutions, in _course/'

@@ -74,8 +74,8 @@ def other_recipe(
 
 
 def _planned_state(plan, run, folder, evaluation=''):
-    "Tell the state of a run folder, or that it is of another plan"
-    return 'other' if other_recipe(plan, run, folder, evaluation) else _run_state(folder)
+    "Tell the state of a run folder, or that it is of another plan; a preparation has no recipe in the plan"
+    return 'other' if run and other_recipe(plan, run, folder, evaluation) else _run_state(folder)
 
 
 def _same_place(root, evaluation):
