@@ -38,14 +38,6 @@ def data_folders(
     return sorted(names - {p.makes.split('/')[0] for p in plan.prepare if 'paraphrase' not in p.command})
 
 
-_STATES = dict(missing='to do')
-
-
-def _label(row):
-    "Label of a row, and why no plan can have it"
-    return f'{row.label}: {row.missing}' if row.missing else row.label
-
-
 def plan_lines(
     plan: PaperPlan,  # The plan
     places: Places,  # Where
@@ -56,9 +48,11 @@ def plan_lines(
     lines = [f'{plan.title} ({plan.citation})']
     for table in select_tables(plan, items):
         lines.append(f'table {table.id}, {table.title}')
-        lines += [f'  {f"{table.id}.{row.run}" if row.run else "no plan":24} {_label(row)}' for row in table.rows]
+        for row in table.rows:
+            name = f'{table.id}.{row.run}' if row.run else 'no plan'
+            lines.append(f'  {name:24} {": ".join(filter(None, [row.label, row.missing]))}')
     commands = plan_commands(plan, places, items)
-    states = [_STATES.get(state, state) for state in (command_state(plan, c) for c in commands)]
+    states = [command_state(plan, c).replace('missing', 'to do') for c in commands]
     estimates = [estimate(plan, c, costs) for c in commands]
     for state, command, cost in zip(states, commands, estimates):
         hours = f'{cost.hours:8,.1f} h  ' if cost else ''
