@@ -57,7 +57,10 @@ class StopSignal:
 def catch_signals(
     patience: float = 0.0,  # As for `StopSignal`
 ) -> 'Iterator[StopSignal]':
-    "Record SIGINT, SIGTERM and SIGUSR1 instead of ending the process; a second signal ends it at once"
+    """Record SIGINT, SIGTERM and SIGUSR1 instead of ending the process; a second signal ends it at once
+
+    With patience, the handlers stay after a signal, so that its repetition cannot cut off the last messages
+    """
     note = StopSignal(patience)
     old = {}
     if threading.current_thread() is threading.main_thread():
@@ -68,8 +71,9 @@ def catch_signals(
     try:
         yield note
     finally:
-        for s, h in old.items():
-            signal.signal(s, h)
+        if not (note.got and patience):
+            for s, h in old.items():
+                signal.signal(s, h)
 
 # %% ../../nbs/training/55_interrupts.ipynb #42a60f23
 _PATIENCE = 5.0  # Seconds that workers have for a batch that is being waited for, once a signal has come
