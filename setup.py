@@ -16,6 +16,8 @@ cfg = ini['DEFAULT']
 licenses = {'apache2': 'Apache-2.0'}
 statuses = {'3': '3 - Alpha', '4': '4 - Beta', '5': '5 - Production/Stable'}
 readme = root / 'README.md'
+extras = {k.removesuffix('_requirements'): v.split() for k, v in cfg.items() if k.endswith('_requirements')}
+everything = [r for k, v in extras.items() if k not in ('dev', 'docs') for r in v]
 
 setuptools.setup(
     name=cfg['lib_name'],
@@ -46,9 +48,6 @@ setuptools.setup(
     zip_safe=False,
     python_requires='>=' + cfg['min_python'],
     install_requires=cfg['requirements'].split(),
-    extras_require={
-        **{k: cfg[f'{k}_requirements'].split() for k in ('bert', 'detection', 'docs')},
-        'dev': ' '.join(cfg[f'{k}_requirements'] for k in ('dev', 'bert', 'detection')).split(),
-    },
+    extras_require={**extras, 'all': everything, 'dev': extras['dev'] + everything},
     entry_points={'console_scripts': cfg['console_scripts'].split()},
 )

@@ -21,6 +21,7 @@ from environment import ROOT, VENV, Failed, alone, build, pip, quiet
 NEWEST = ROOT / '.venv-newest'
 HEAVY = 'torch', 'torchvision', 'triton', 'nvidia-', 'cuda-'
 LIMIT = 300  # seconds for one command
+TRACKERS = 'tensorboard,wandb'  # extras: callbacks of others for these have failed with the newest fastcore
 TINY = (
     'scenes=96 valid=32 probe=60 probe_held=60 test=60 shown=8 point=12 size=32 vocab=300 '  # in miniature
     'visual_width=8 width=32 heads=2 bs=16 warmup=2 steps=20'
@@ -126,8 +127,9 @@ def install(whl, folder):
 
     def fresh(py):
         link(py, heavy(rows))
-        link(py, alike(rows, newest(py, '-c', pins, whl)))
-        pip(py, 'install', '--quiet', '--no-compile', '-c', pins, whl)
+        words = '-c', pins, f'{whl}[{TRACKERS}]'
+        link(py, alike(rows, newest(py, *words)))
+        pip(py, 'install', '--quiet', '--no-compile', *words)
 
     with alone():
         if not build(NEWEST, fresh, pins.read_text(), VENV / 'bin' / 'python'):
@@ -161,7 +163,15 @@ def checks(folder):
         print('  ' + call('python', '-W', 'ignore', '-c', IMPORT_ALL.format(venv=str(NEWEST))), flush=True)
 
     def trains():
-        call('vlrep', 'pretrain', *[w for s in TINY for w in ('--set', s)], '--out', out)
+        call('vlrep', 'pretrain', *[w for s in TINY for w in ('--set', s)], '--out', out, '--tracker', 'tensorboard')
+        if not list((out / 'tensorboard').iterdir()):
+            raise Failed('no event file in RUN/tensorboard')
+
+    def resumes():
+        os.environ['WANDB_MODE'] = 'offline'
+        call('vlrep', 'resume', out, '--steps', 24, '--tracker', 'wandb')
+        if not list((out / 'wandb').glob('offline-run-*/*.wandb')):
+            raise Failed('no offline run in RUN/wandb')
 
     def writes():
         text = call('vlrep', 'caption', out, 'scene.png')
@@ -171,7 +181,8 @@ def checks(folder):
 
     yield 'wheel installs with its newest requirements', installs
     yield 'every module imports', imports
-    yield 'vlrep pretrain takes 20 steps', trains
+    yield 'vlrep pretrain takes 20 steps, seen by TensorBoard', trains
+    yield 'vlrep resume takes 4 more, seen by Weights & Biases', resumes
     yield 'vlrep caption writes a caption', writes
     wrong = [bin / 'vlrep', 'pretrain', '--set', 'stepz=20', '--out', Path(folder) / 'no']
     yield 'a wrong option is named, exit code 2', lambda: wrong_option(wrong, folder)

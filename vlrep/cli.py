@@ -144,13 +144,7 @@ class _Job:
     timeout: _N = None  # With torchrun: seconds that a process waits for the others (default: 600)
     max_corrupt: _MAX_DAMAGED = None
     cache: _CACHE = None
-
-
-@dataclass(frozen=True)
-class _PretrainJob(_Job):
-    "Folder, checkpoints, precision, processes"
-
-    tracker: _NAME = None  # Send losses to tensorboard or wandb, too
+    tracker: _NAME = None  # Send recipe, losses and results to tensorboard or wandb, too
 
 
 @dataclass(frozen=True)
@@ -256,7 +250,7 @@ def _pretrain_options(argv):
         ('recipe', _one_of(recipes, '(default: the one called like the data)'), None),
     ]
     names = _made('_Names', rows, 'What is pretrained on what')
-    groups = dict(names=names, main=_Pretrain, job=_PretrainJob, backbone=_Backbone, trial=_Trial)
+    groups = dict(names=names, main=_Pretrain, job=_Job, backbone=_Backbone, trial=_Trial)
     parts = _recipe_and_sizes(get_recipe(method, name), DATASETS[data].options)
     return _options_and_fields('pretrain', argv, groups, _ABOUT, parts)
 
@@ -820,7 +814,7 @@ vlrep resume RUN --help also lists the fields of the run. Exit codes: as those o
 
 def _resume(argv):
     "Resume a pretrained or fine-tuned run that was stopped"
-    groups = dict(main=_Resume, job=_PretrainJob, backbone=_Backbone)
+    groups = dict(main=_Resume, job=_Job, backbone=_Backbone)
     if argv and not argv[0].startswith('-'):
         run = argv[0]
     else:  # options that every run has may come before it

@@ -130,14 +130,17 @@ def test_a_run_on_the_world_leaves_its_files_and_a_table(on_world):
     )
 
 
-def test_a_tracker_sees_every_step(on_photos):
+def test_a_tracker_gets_the_log_and_the_captions(on_photos):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     seen = EventAccumulator(str(on_photos[1] / 'tensorboard'))
     seen.Reload()
-    assert [e.step for e in seen.Scalars('train_loss')] == list(range(1, 21))
-    held_out = [r['valid_loss'] for r in open_run_folder(on_photos[1]).log() if r['valid_loss'] is not None]
-    assert [e.value for e in seen.Scalars('valid_loss')] == pytest.approx(held_out)
+    for column in ('train_loss', 'valid_loss'):
+        rows = [(r['step'], r[column]) for r in open_run_folder(on_photos[1]).log() if r[column] is not None]
+        assert [e.step for e in seen.Scalars(column)] == [step for step, _ in rows]
+        assert [e.value for e in seen.Scalars(column)] == pytest.approx([value for _, value in rows])
+    captions = json.loads((on_photos[1] / 'samples.json').read_text())['captions']
+    assert len(seen.Tags()['images']) == len(captions) > 0
 
 
 def test_the_report_of_a_run_is_one_page(on_world, on_photos):

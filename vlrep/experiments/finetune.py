@@ -310,6 +310,7 @@ def _new_run(job, setup, source, out):
         save_every=runtime.save_every,
         max_corrupt=runtime.max_corrupt,
         cache=_full_path(runtime.cache),
+        tracker=runtime.tracker,
         **{**facts, 'finetune': {**facts['finetune'], **places}},
     )
     write_json(run / 'labels.json', setup.labels)
@@ -426,7 +427,7 @@ def _finetune(job, source, out=None, old=None):
         run.change(dict(finetune={**run.info['finetune'], 'root': spec.root}, max_corrupt=job.runtime.max_corrupt))
         return run
 
-    with job.folder(open_run) as run:
+    with job.folder(open_run) as run, job.tracker(run) as tracker:
         n = sum(p.numel() for p in setup.model.parameters() if p.requires_grad)
         frozen = ' (the body is frozen)' if getattr(spec.plan, 'frozen', False) else ''
         log(
@@ -434,19 +435,19 @@ def _finetune(job, source, out=None, old=None):
             f'parameters learn{frozen}; seed {spec.seed}, precision {effective_precision(setup.model, job.precision)}'
         )
         with job.stages(spec.task):
-            learn = _train(job, setup, run)
-        _finish(job, setup, run, learn)
+            learn = _train(job, setup, run, tracker)
+        _finish(job, setup, run, learn, tracker)
     return run.path
 
 # %% ../../nbs/experiments/75_finetune.ipynb #b7e2349a
-def _train(job, setup, run):
+def _train(job, setup, run, tracker):
     "Train the learner to the end; raise a `TrainingInterrupted` if a signal came before"
     spec = job.spec
     main = job.dist.is_main
     with job.catch_signals(run) as stop:
         cbs = [StopOnSignal(stop)]
         if main:
-            cbs = [CSVLogger(run / 'log.csv', log=job.log), ProgressLogger(job.log), *cbs]
+            cbs = [CSVLogger(run / 'log.csv', log=job.log, tracker=tracker), ProgressLogger(job.log), *cbs]
         options = dict(
             folder=run,
             precision=job.learner_precision,
@@ -480,7 +481,7 @@ def _train(job, setup, run):
     return learn
 
 # %% ../../nbs/experiments/75_finetune.ipynb #3f54dd8a
-def _finish(job, setup, run, learn):
+def _finish(job, setup, run, learn, tracker):
     "Evaluate the trained model; write the result and the report, in the first process"
     spec = job.spec
     transfer = isinstance(TASKS[spec.task], TransferTask)
@@ -500,6 +501,8 @@ def _finish(job, setup, run, learn):
     if drift:
         numbers['drift'] = drift
     job.add_result(run, setup.model, task=spec.task, data=spec.data, plan=recipe_dict(spec.plan), numbers=numbers)
+    if tracker:
+        tracker.results(rows, [])
     job.log(f'report: {write_task_report(run)} ({job.stages.total:.0f} s in all)')
 
 # %% ../../nbs/experiments/75_finetune.ipynb #e4bc3ac9

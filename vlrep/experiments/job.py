@@ -11,7 +11,7 @@ import platform
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
 import torch
@@ -30,6 +30,7 @@ from ..training.precision import choose_precision, effective_precision, emulatio
 from ..training.resume import differences
 from ..training.run_folder import FORMAT, Run, open_run_folder
 from ..training.test_photos import TEST_PHOTOS
+from ..training.trackers import tracker as open_tracker
 
 # %% ../../nbs/experiments/55_job.ipynb #e38d6c59
 def processor() -> str:
@@ -178,6 +179,13 @@ class Job:
         clean_up = remove_if_empty(run, not self.resumed, self.log) if self.dist.is_main else nullcontext()
         with run, clean_up:
             yield run
+
+    def tracker(
+        self,
+        run: Run,  # Open for writing
+    ) -> AbstractContextManager:  # Of a tracker; of None without one, and in the other processes
+        "Open the tracker of the run, see `vlrep.training.trackers`"
+        return open_tracker(self.runtime.tracker if self.dist.is_main else None, run.path, run.info, self.log)
 
     @contextmanager
     def catch_signals(

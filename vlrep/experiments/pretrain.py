@@ -54,7 +54,6 @@ from ..training.resume import differences
 from ..training.resume import resume as resume_training
 from ..training.run_folder import Run, open_run_folder
 from ..training.test_photos import exclude_test_photos, read_test_photos, restore_test_split, write_test_photos
-from ..training.trackers import tracker as make_tracker
 
 # %% ../../nbs/experiments/65_pretrain.ipynb #c3429898
 def _pretraining_facts(job, spec, plugins, old):
@@ -162,7 +161,7 @@ def _completed(path, log):
     return True
 
 # %% ../../nbs/experiments/65_pretrain.ipynb #87024932
-def _finish(job, run, splits, learn):
+def _finish(job, run, splits, learn, tracker):
     "Evaluate the trained model; write the result and the report"
     log = job.log
     spec = job.spec
@@ -179,6 +178,8 @@ def _finish(job, run, splits, learn):
     job.add_result(
         run, learn.model, recipe=spec.name, changes=changes_of(run.info), data=run.info['data']['name'], numbers=numbers
     )
+    if tracker:
+        tracker.results(numbers.get('table') or [], samples.get('captions', []))
     log(f'report: {write_report(run)} ({job.stages.total:.0f} s in all)')
 
 # %% ../../nbs/experiments/65_pretrain.ipynb #78454666
@@ -253,12 +254,13 @@ def _open_run(job, spec, facts, notes, plugins, out, old):
         save_every=runtime.save_every,
         max_corrupt=runtime.max_corrupt,
         cache=_full_path(runtime.cache),
+        tracker=runtime.tracker,
         **found,
         **facts,
     )
 
 # %% ../../nbs/experiments/65_pretrain.ipynb #4b819bd2
-def _train(job, run, method, splits, facts, *, old, at, inexact):
+def _train(job, run, method, splits, facts, tracker, *, old, at, inexact):
     "Train the learner to the end; raise a `TrainingInterrupted` if a signal came before"
     spec = job.spec
     log = job.log
@@ -283,11 +285,9 @@ def _train(job, run, method, splits, facts, *, old, at, inexact):
     with job.stages(method.stage or method.name), job.catch_signals(run) as stop:
         cbs = [StopOnSignal(stop)]
         rows = max(1, min(50, spec.recipe.steps // 24))  # more than twenty rows of the log, also in a short training
-        logger = CSVLogger(run / 'log.csv', rows, log=log)
+        logger = CSVLogger(run / 'log.csv', rows, log=log, tracker=tracker)
         if main:
             cbs = [logger, Checkpointer(run, job.runtime.save_every), *cbs]
-        if main and job.runtime.tracker:
-            cbs.append(make_tracker(job.runtime.tracker, run.path))
         weights = _initial_weights(spec, facts, old, at)
         learn = train_on(
             with_backbone(method, spec.backbone, weights, log if main and not old else None),
@@ -338,13 +338,13 @@ def _pretrain(job, out=None, old=None, at='last', inexact=False):
     facts['images'] = {k: fingerprint(v) for k, v in splits.items()}
     job.agree(facts, spec.recipe.bs)
     log(_first_line(job, spec, splits, method))
-    with job.folder(lambda: _open_run(job, spec, facts, notes, plugins, out, old)) as run:
+    with job.folder(lambda: _open_run(job, spec, facts, notes, plugins, out, old)) as run, job.tracker(run) as tracker:
         if job.dist.is_main and DATASETS[spec.data].audit:
             write_test_photos(run, splits['test'])
-        learn = _train(job, run, method, splits, facts, old=old, at=at, inexact=inexact)
+        learn = _train(job, run, method, splits, facts, tracker, old=old, at=at, inexact=inexact)
         leave_process_group(learn)
         if job.dist.is_main:
-            _finish(job, run, splits, learn)
+            _finish(job, run, splits, learn, tracker)
     return run.path
 
 # %% ../../nbs/experiments/65_pretrain.ipynb #7c0128e6

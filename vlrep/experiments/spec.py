@@ -326,6 +326,6 @@ def recorded_runtime(
     "Read from `recipe.json` how a run was started"
     facts = read_run_facts(run)
     try:
-        return Runtime(**{k: facts[k] for k in ('workers', 'save_every', 'max_corrupt', 'cache') if k in facts})
+        return Runtime(**{f.name: facts[f.name] for f in fields(Runtime) if f.name in facts})
     except ValueError as e:
         raise ValueError(f'{Path(run) / "recipe.json"}: {e}') from e

@@ -78,10 +78,12 @@ class CSVLogger(StatefulCallback):
         path,  # The file; it is made, or continued
         every: int = 50,  # Steps between rows within an epoch; 0 for none
         log=print,  # Called when rows cannot be written
+        tracker=None,  # Gets the numbers of each row, too, see `vlrep.training.trackers`
     ):
         self.path = Path(path)
         self.every = every
         self.log = log
+        self.tracker = tracker
         self.last = None  # sums of the losses at the last row
         self.at = 0  # step of the last row
         self.pending = []  # rows that are not written yet
@@ -145,6 +147,15 @@ class CSVLogger(StatefulCallback):
         )
         self.pending.append((','.join(str(row.get(k, '')) for k in self.names) + '\n').encode())
         self._write()
+        if self.tracker:
+            self._track({k: float(v) for k, v in row.items() if v not in ('', None) and k != 'step'}, s.step)
+
+    def _track(self, numbers, step):
+        try:
+            self.tracker.numbers(numbers, step)
+        except OSError as e:
+            self.log(f'the tracker gets no more numbers ({e}); training continues, {self.path} has them')
+            self.tracker = None
 
     def on_exit(self) -> None:
         "Close the file"
