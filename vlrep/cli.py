@@ -8,6 +8,7 @@ __all__ = ['COMMANDS', 'main']
 # %% ../nbs/90_cli.ipynb #6df84a84
 import contextlib
 import errno
+import logging
 import os
 import re
 import sys
@@ -15,6 +16,7 @@ import tempfile
 import traceback
 from dataclasses import dataclass, fields, make_dataclass, replace
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
 
@@ -26,6 +28,7 @@ from tyro.extras import subcommand_cli_from_dict
 from .core.fields import check_fields, field_lines, field_rows
 from .core.progress import plain_output
 from .core.registry import did_you_mean, load_plugin
+from .core.text_files import read_toml
 from .datasets.base import DATASETS, SPLIT_SOURCES
 from .datasets.published.table import PUBLISHED
 from .evaluation.base import EVALUATIONS
@@ -37,10 +40,12 @@ from vlrep.experiments.spec import (
     Runtime,
     check_damage,
     check_out,
+    config_lines,
     finetune_spec,
     recorded_runtime,
     recorded_spec,
     run_spec,
+    spec_options,
 )
 from .methods.base import METHODS
 
@@ -145,6 +150,8 @@ class _Job:
     max_corrupt: _MAX_DAMAGED = None
     cache: _CACHE = None
     tracker: _NAME = None  # Send recipe, losses and results to tensorboard or wandb, too
+    quiet: _FLAG = False  # Print the folder of the run alone, at the end
+    verbose: _FLAG = False  # Begin each line with the time
 
 
 @dataclass(frozen=True)
@@ -162,11 +169,15 @@ class _Trial:
     fields: _FLAG = False  # List the options of the recipe and the data with their values, and end
     recipes: _FLAG = False  # List the recipes, one line each, and end
     tiny: _FLAG = False  # A job of some twenty seconds, which learns next to nothing
+    print_config: _FLAG = False  # Print all options as a file for --config, and end
     dry_run: _FLAG = False  # The plan only: parameters, steps, memory and time, from 20 timed steps
     overfit: _FLAG = False  # Overfit one batch, or say that it failed (code 1)
 
 # %% ../nbs/90_cli.ipynb #c040f946
 _SET = _repeated('FIELD=VALUE', 'Another way to write --FIELD VALUE, for the options of the recipe and the data')
+_CONFIG_FILE = _option(
+    'FILE', 'Options of this command in a TOML file, or those that a run folder had; the command line comes first'
+)
 _A_RUN = Positional[Annotated[str, arg(metavar='RUN', help='A run folder')]]
 
 
@@ -175,6 +186,7 @@ class _Pretrain:
     "The run"
 
     out: _DIR = None  # Its folder (default: the next free one in runs/)
+    config: _CONFIG_FILE = None
     set: _SET = ()
     plugin: _PLUGIN = ()
 
@@ -293,25 +305,40 @@ def _pretrain(argv):
     check_out(a['out'])
     runtime = Runtime(**_runtime_values(a))
     spec = run_spec(method, a['changes'], data, name=a['recipe'], tiny=a['tiny'], **_spec_values(a))
+    if a['print_config']:
+        print('\n'.join(config_lines(spec)))
+        return
     from vlrep.experiments.pretrain import pretrain, run_checks
 
     if checks:
         if not all([run_checks(check, spec, runtime) for check in checks]):
             sys.exit(1)
         return
-    if a['tiny'] and os.environ.get('RANK', '0') == '0':
+    if a['tiny'] and os.environ.get('RANK', '0') == '0' and not a['quiet']:
         print(_TINY)
-    _train(pretrain, spec, runtime, a['out'])
+    _train(a, pretrain, spec, runtime, a['out'])
 
 
-def _train(job, *args, **options):
-    "Call a function that trains, and that a signal may stop"
+def _train(arguments, job, *args, **options):
+    "Call a function that trains, and that a signal may stop; its lines go through the logger `vlrep`"
     from vlrep.training.interrupts import TrainingInterrupted
 
+    quiet = arguments['quiet']
+    if quiet and arguments['verbose']:
+        raise ValueError('--quiet: leave --verbose out')
+    logger = logging.getLogger('vlrep')
+    handler = logging.StreamHandler(sys.stdout)
+    handler.setFormatter(logging.Formatter('%(asctime)s %(message)s' if arguments['verbose'] else '%(message)s'))
+    logger.addHandler(handler)
+    logger.setLevel(logging.WARNING if quiet else logging.INFO)
     try:
-        job(*args, **options)
+        run = job(*args, log=logger.info, **options)
+        if quiet and os.environ.get('RANK', '0') == '0':
+            print(run)
     except TrainingInterrupted as e:
         raise _Exit(e.code, f'{e}; resume with: vlrep resume {e.run}') from e
+    finally:
+        logger.removeHandler(handler)
 
 
 class _Exit(Exception):
@@ -762,6 +789,9 @@ class _Finetune(_Tuned):
     "The run that is trained further, and the new one"
 
     out: _DIR = None  # Folder of the new run (default: the next free one in runs/)
+    config: _CONFIG_FILE = None
+    print_config: _FLAG = False  # Print all options as a file for --config, and end
+    set: _SET = ()
     labels: _FILE = None  # A file of labels, one a line, or JSON (default: the task's, or those in training)
     region_files: _option('PATH') = None  # A store of regions of the photos (see vlrep regions); for boxes also a file
     which: _NAME = None  # Checkpoint to start from: best, last, or the number of a step (default: best)
@@ -801,10 +831,13 @@ def _finetune(argv):
     runtime = Runtime(**_runtime_values(a))
     more = _spec_values(a) | _values(a, ('which', 'region_files', 'plan'))
     spec = finetune_spec(a['run'], a['task'], a['changes'], a['data'], labels_file=a['labels'], **more)
+    if a['print_config']:
+        print('\n'.join(config_lines(spec)))
+        return
     check_run(a['run'])
     from vlrep.experiments.finetune import finetune
 
-    _train(finetune, spec, runtime, a['out'])
+    _train(a, finetune, spec, runtime, a['out'])
 
 # %% ../nbs/90_cli.ipynb #7e50a002
 _ABOUT_RESUME = """Resume a pretrained or fine-tuned run that was stopped; its options need not be repeated
@@ -833,7 +866,7 @@ def _resume(argv):
     from vlrep.experiments.pretrain import resume_run
 
     try:
-        _train(resume_run, run, spec.changed(a['changes'], **_spec_values(a)), runtime, **how)
+        _train(a, resume_run, run, spec.changed(a['changes'], **_spec_values(a)), runtime, **how)
     except ValueError as e:  # about an option that the run began with, perhaps
         raise ValueError(str(e) if str(run) in str(e) else f'{run}: {e}') from e
 
@@ -1087,8 +1120,46 @@ def _end_of_output(name, error):
         sys.exit(141 if error.errno == errno.EPIPE else 1)
 
 # %% ../nbs/90_cli.ipynb #80bfeb44
+_CONFIGURED = dict(pretrain=(_Pretrain, _Job, _Backbone, _Trial), finetune=(_Finetune, _Job))
+
+
+def _configured(arguments):
+    "Insert the options of the file behind --config after the command, except those that the command line has, too"
+    name, *argv = arguments or ['']
+    if name not in _CONFIGURED:
+        return arguments
+    file = _first(name, _made('_Config', [('config', _FILE, None)]), argv).config
+    if file is None:
+        return arguments
+    values = spec_options(recorded_spec(file)) if Path(file).is_dir() else read_toml(file)
+    names = {'method', 'data', 'recipe', 'task', 'plan'}  # the options that are no fields
+    names |= {f.name for group in _CONFIGURED[name] for f in fields(group)}
+    given = {w.partition('=')[0].strip('-').replace('-', '_') for w in argv} - {'set', 'plugin'}
+    words = [name]
+    for key, value in values.items():
+        key = key.replace('-', '_')
+        if isinstance(value, dict) or key == 'config':
+            raise ValueError(f'{file}: {key} is not an option; write one option a line, such as seed = 3')
+        if key in given:
+            continue
+        if key in ('set', 'plugin'):
+            words += [w for v in value for w in (f'--{key}', str(v))]
+        elif key not in names:
+            text = ','.join(map(str, value)) if isinstance(value, list) else value
+            words += ['--set', f'{key}={text}']
+        elif value is True:
+            words.append(f'--{key}')
+        elif value is not False:
+            words += [f'--{key}', str(value)]
+    return words + argv
+
+
 def _carry_out(arguments):
     "Carry out the command that `words` name; tyro prints help, and what is wrong with them"
+    if arguments == ['--version']:
+        print(f'vlrep {version("vlrep")}')
+        return
+    arguments = _configured(arguments)
     for file in _first('', _Plugins, arguments).plugin:
         load_plugin(file)  # it may add methods and datasets, whose names are options
     name, *argv = arguments or ['--help']
@@ -1101,7 +1172,8 @@ def _carry_out(arguments):
 
 _ABOUT_VLREP = """Learn visual representations from captions
 
-vlrep NAME --help explains the options of a command; --debug, behind any command, shows the traceback of an error."""
+vlrep NAME --help explains the options of a command; --debug, behind any command, shows the traceback of an error;
+vlrep --version prints the version."""
 
 
 def _command(name, argv, debug):

@@ -24,6 +24,7 @@ HOME = Path(vlrep.__file__).parent
 OPTION = re.compile(r'(?<![\w-])--[a-z][a-z0-9]*(?:[-_][a-z0-9]+)*')
 # git's
 OTHERS = {
+    '--version',
     '--help',
     '--debug',
     '--nproc-per-node',

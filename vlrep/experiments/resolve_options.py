@@ -83,7 +83,7 @@ def resolve_options(
         recipe = replace(recipe, warmup=recipe.steps // 10)
     recipe = check_fields(recipe)
     options = check_fields(options)
-    if 'task' in names:
+    if 'task' in names and recipe.task != dataclasses[0].task:
         raise ValueError('--task: the method decides it, see --method')
     DATASETS[data].check_options(options, names)
     if missing := sorted(METHODS[method].needs(recipe) - DATASETS[data].provides):

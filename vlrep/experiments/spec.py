@@ -4,9 +4,10 @@
 
 # %% auto #0
 __all__ = ['check_out', 'RunSpec', 'run_spec', 'FinetuneSpec', 'finetune_spec', 'check_damage', 'Runtime', 'recorded_options',
-           'recorded_spec', 'recorded_runtime']
+           'recorded_spec', 'recorded_runtime', 'spec_options', 'config_lines']
 
 # %% ../../nbs/experiments/25_spec.ipynb #422832bf
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -329,3 +330,36 @@ def recorded_runtime(
         return Runtime(**{f.name: facts[f.name] for f in fields(Runtime) if f.name in facts})
     except ValueError as e:
         raise ValueError(f'{Path(run) / "recipe.json"}: {e}') from e
+
+# %% ../../nbs/experiments/25_spec.ipynb #a719baa3
+_OPTION_NAMES = dict(name='recipe', weights_file='weights', labels_file='labels')
+
+
+def spec_options(
+    spec: RunSpec | FinetuneSpec,
+) -> dict:  # Option -> value: text, number, boolean, or a list of those; `set` are fields named like an option
+    "List the options of `vlrep pretrain` or `vlrep finetune` that make a specification"
+    parts = [spec.recipe if isinstance(spec, RunSpec) else spec.plan, spec.options]
+    aside = 'run', 'plan', 'options'
+    own = {f.name: getattr(spec, f.name) for f in fields(spec) if getattr(spec, f.name) not in parts}
+    options = {_OPTION_NAMES.get(k, k): v for k, v in own.items() if k not in aside and v is not None}
+    changes = []
+    for part in filter(None, parts):
+        for name, value in recipe_dict(part).items():
+            if name in own or name in _OPTION_NAMES.values():
+                changes.append(f'{name}={value}')
+            else:
+                options[name] = 'none' if value is None else value
+    return options | (dict(set=changes) if changes else {})
+
+
+def config_lines(
+    spec: RunSpec | FinetuneSpec,
+) -> list:  # Lines of TOML
+    "Write a specification as a file for `--config`"
+    parts = [spec.recipe if isinstance(spec, RunSpec) else spec.plan, spec.options]
+    help_text = {name: text for part in filter(None, parts) for name, _, _, text in field_rows(part)}
+    lines = [f'{k} = {json.dumps(v, ensure_ascii=False)}' for k, v in spec_options(spec).items()]
+    wide = min(max(map(len, lines)), 40)
+    comments = [help_text.get(line.split(' = ')[0], '') for line in lines]
+    return [f'{line:<{wide}}  # {text}' if text else line for line, text in zip(lines, comments)]
