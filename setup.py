@@ -3,6 +3,7 @@
 nbdev writes a pyproject.toml that declares these fields dynamic, hence each of them has to be set here.
 """
 
+import re
 from configparser import ConfigParser
 from pathlib import Path
 
@@ -19,18 +20,31 @@ readme = root / 'README.md'
 extras = {k.removesuffix('_requirements'): v.split() for k, v in cfg.items() if k.endswith('_requirements')}
 everything = [r for k, v in extras.items() if k not in ('dev', 'docs') for r in v]
 
+
+def absolute(text):
+    "Return the README as a package index shows it: links and images lead to the repository"
+    place = f'{cfg["git_url"]}/{{}}/{cfg["branch"]}/'
+    text = re.sub(r'(!\[[^]]*]\()(?!https?:)', lambda m: m[1] + place.format('raw'), text)
+    return re.sub(r'(?<!!)(\[[^]]*]\()(?!https?:|#)', lambda m: m[1] + place.format('blob'), text)
+
+
 setuptools.setup(
     name=cfg['lib_name'],
     version=cfg['version'],
     description=cfg['description'],
-    long_description=readme.read_text(encoding='utf-8') if readme.exists() else cfg['description'],
+    long_description=absolute(readme.read_text(encoding='utf-8')) if readme.exists() else cfg['description'],
     long_description_content_type='text/markdown',
     keywords=cfg['keywords'].split(),
     author=cfg['author'],
     author_email=cfg['author_email'],
     license=licenses[cfg['license']],
     url=cfg['git_url'],
-    project_urls={'Source': cfg['git_url'], 'Documentation': cfg['doc_host'] + cfg['doc_baseurl'] + '/'},
+    project_urls={
+        'Source': cfg['git_url'],
+        'Documentation': cfg['doc_host'] + cfg['doc_baseurl'] + '/',
+        'Changes': f'{cfg["git_url"]}/blob/{cfg["branch"]}/CHANGELOG.md',
+        'Issues': cfg['git_url'] + '/issues',
+    },
     classifiers=[
         f'Development Status :: {statuses[cfg["status"]]}',
         f'Intended Audience :: {cfg["audience"]}',

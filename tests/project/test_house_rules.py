@@ -453,6 +453,17 @@ def test_the_installed_metadata_is_that_of_settings_ini():
     assert m['Requires-Python'] == '>=' + CFG['min_python']
     assert any('Artificial Intelligence' in c for c in m.get_all('Classifier')) and m.get_payload().strip()
     assert {e.name for e in entry_points(group='console_scripts')} >= {'vlrep'}
+    links = re.findall(r'\]\(([^)]+)\)', m.get_payload())
+    assert len(links) > 20 and not [l for l in links if not l.startswith(('https://', '#'))]
+    assert {'timm', 'tensorboard', 'wandb', 'icmlm', 'bert', 'detection', 'all', 'dev'} <= set(
+        m.get_all('Provides-Extra')
+    )
+    optional = {
+        r.partition(' ; ')[0].split(';')[0]
+        for r in m.get_all('Requires-Dist')
+        if "extra == 'all'" in r.replace('"', "'")
+    }
+    assert any(r.startswith('timm') for r in optional) and not any(r.startswith('pytest') for r in optional)
 
 
 def test_there_is_one_version():
