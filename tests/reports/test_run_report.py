@@ -51,7 +51,7 @@ def test_nothing_reaches_a_page_unescaped(tmp_path):
         'One line a seed.',
     ):
         assert head in page, head
-    assert 'In what they differ' in both and 'different numbers of scenes' not in both
+    assert 'Settings that differ' in both and 'different numbers of scenes' not in both
     shown = refusals = 0
     for name, d in files.items():
         for path, key in places(d):

@@ -34,6 +34,18 @@ def data_uri(
     raise ValueError(f'not a picture as a data URI: {brief(x)}')
 
 # %% ../../nbs/reports/20_figures.ipynb #d452bc62
+def _anchor(heading):
+    "Name of a heading in the address of a page"
+    return re.sub(r'\W+', '-', heading.lower()).strip('-')
+
+
+def _headings(page):
+    "List the headings of a page: name and text"
+    from markupsafe import Markup
+
+    return [(a, Markup(text)) for a, text in re.findall('<h2 id="([^"]*)">(.*?)</h2>', page)]
+
+
 @cache
 def _templates():
     "Make the environment of all templates; Jinja2 is imported when the first page is written"
@@ -48,7 +60,7 @@ def _templates():
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    env.filters['data_uri'] = data_uri
+    env.filters.update(data_uri=data_uri, anchor=_anchor, headings=_headings)
     return env
 
 

@@ -10,6 +10,7 @@ __all__ = ['pick', 'jpeg_uri', 'object_map', 'report_html', 'read_run', 'shown_f
 import base64
 import io
 import json
+import math
 from collections.abc import Callable
 from contextlib import contextmanager
 from functools import partial
@@ -34,7 +35,7 @@ from vlrep.reports.figures import (
     words_html,
 )
 from .instability import dagger, warning_notes
-from .reference import curve_bands, curve_verdict, log_column, loss_curves
+from .reference import curve_bands, curve_verdict, log_column, loss_curves, term_curves
 from .trace_figures import traces_html
 
 # %% ../../nbs/reports/40_run_report.ipynb #59b2b6ff
@@ -154,10 +155,29 @@ def _learning(log, staged, bands):
         for a, b in zip(xs, ys)
         if a >= 0.05 * max(xs)
     ]
+    terms = term_curves(log)
     return [
         curves_svg(loss, x='steps', y='loss', top=max(late, default=None), bands=bands),
+        *([curves_svg(terms, x='steps', y='terms of the loss')] if terms else []),
         curves_svg(lrs, x='steps', y='learning rate', zero=True),
     ]
+
+
+def _terms(log):
+    "Say which terms the training loss and the held-out loss sum up, where they are not the same"
+    names = [name.split(', ') for name in term_curves(log)]
+    training = [term for term, part in names if part == 'training']
+    held_out = [term for term, part in names if part == 'held out']
+    if not training or training == held_out:
+        return ''
+    return f'The training loss counts {" and ".join(training)}, the held-out loss {" and ".join(held_out)} only'
+
+
+def _use(folder, samples):
+    "Lines of Python that use a run"
+    captions = any('caption' in c for c in samples.get('captions') or [])
+    lines = ['import vlrep', f'm = vlrep.load({str(folder)!r})', "m.embed('photo.jpg')  # features of the backbone"]
+    return [*lines, "m.caption('photo.jpg')"] if captions else lines
 
 # %% ../../nbs/reports/40_run_report.ipynb #a427c850
 def _scores(rows):
@@ -196,6 +216,7 @@ def _shown(samples):
             k=near.get('k'),
             n=f'{near["n"]:,}' if near.get('share') else None,
             rows=near_html(near['queries'], near['pics']),
+            map=render_macro('feature_map', [(i, near['pics'][i], x, y) for i, x, y in near.get('map') or []]),
         )
     captions = samples.get('captions') or []
     return dict(
@@ -242,6 +263,7 @@ def report_html(
     samples: dict = {},  # `captions` (as `pick` and `cards_html` take them), `words`, `neighbours` and `traces`,
     # see `vlrep.evaluation.samples` and `vlrep.evaluation.grounding`; `figures`, as
     # `figures_html` takes them
+    folder: FilePath = 'RUN',  # The run, for the lines that open it
 ) -> str:  # The page
     "Fill the page of one run"
     num = res['numbers']
@@ -271,6 +293,8 @@ def report_html(
             cost=render_macro('cost', [(k, 100 * v / maximum, _clock(v)) for k, v in res['seconds'].items()], cost),
             curves=_learning(log, staged, bands),
             reference=usual[0].upper() + usual[1:],
+            terms=_terms(log),
+            use=_use(folder, samples),
             transfer=_scores(num.get('table')),
             taught=num.get('supervised'),
             where=_scores(num.get('where')),
@@ -335,7 +359,7 @@ def write_report(
     "Write the page of a run"
     folder = Path(getattr(run, 'path', run))
     r = read_run(folder)
-    page = partial(report_html, r['info'], r['res'], r['log'], r['samples'])
+    page = partial(report_html, r['info'], r['res'], r['log'], r['samples'], folder)
     return write_page(folder / 'report.html', page, folder)
 
 # %% ../../nbs/reports/40_run_report.ipynb #c2bb11dc
@@ -435,6 +459,31 @@ def _differ(runs):
     return [dict(field=k, **{n: str(f.get(k, '')) for n, f in zip(runs, flat)}) for k in keys]
 
 # %% ../../nbs/reports/40_run_report.ipynb #b87f2b9d
+def _differences(tables, names):
+    "Rows (question, a text and whether it is resolved for each run but the first), and these runs"
+    first, *others = names
+    out = []
+    for rows in tables:
+        values = {}
+        for r in rows:
+            values.setdefault(evaluation_name(r), {})[r['backbone']] = r
+        for question, by in values.items():
+            if first not in by or not any(name in by for name in others):
+                continue
+            cells = [_difference(by[name], by[first]) if name in by else ('', False) for name in others]
+            out.append((question, cells))
+    return out, others
+
+
+def _difference(a, b):
+    "Difference of two values with its interval as a text, and whether the interval excludes 0"
+    if None in (a.get('low'), b.get('low')):
+        return f'{a["value"] - b["value"]:+.1f}', False
+    half = math.hypot(a['high'] - a['low'], b['high'] - b['low']) / 2
+    d = a['value'] - b['value']
+    return f'{d:+.1f} [{d - half:+.1f}, {d + half:+.1f}]', abs(d) > half
+
+
 def _curves(runs):
     "Held-out loss of the runs of each method, a drawing for each method"
     methods = list(dict.fromkeys(r['info']['method'] for r in runs.values()))
@@ -535,6 +584,7 @@ def comparison_html(
             curves=_curves(runs),
             captioning=scores,
             cost=table_html(_costs(runs)),
+            differences=render_macro('differences', *_differences([rows, where, captions], list(runs))),
         ),
     )
 
