@@ -48,6 +48,7 @@ from .experiments.commands import evaluate
 from .experiments.config import get_recipe, override_all
 from .experiments.finetune import finetune
 from .experiments.load_run import caption, open_run
+from .experiments.notebook import learner_of, open_loaders
 from .experiments.pretrain import pretrain, resume_run
 from .experiments.sanity_checks import dry_run, overfit
 from .experiments.spec import FinetuneSpec, RunSpec, Runtime, finetune_spec, run_spec

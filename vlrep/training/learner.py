@@ -35,8 +35,9 @@ from fastai.torch_core import find_bs
 from fastcore.basics import noop, patch
 from PIL import Image, ImageOps
 
-from ..core.files import FilePath, atomic_file, cache_dir
+from ..core.files import FilePath, atomic_file
 from ..core.plotting import to_hwc
+from ..core.progress import output_kind
 from ..data.records import fit_square, open_image
 from .distributed import Dist, current_dist
 from .loss_terms import combine_terms
@@ -703,11 +704,16 @@ def learner(
         opt_func=_Wrapped(opt=opt),
         metrics=list(metrics),
         lr=[g['lr'] for g in opt.param_groups],
-        path=cache_dir('learner'),
+        path=getattr(dls, 'path', '.'),
         default_cbs=False,
         cbs=[TrainEvalCallback(), _recorder(), TrainState(), _Gathered(), *cbs],
     )
     learn.logger = noop
+    if output_kind() == 'notebook' and not hasattr(learn, 'progress'):
+        from fastai.callback.progress import ProgressCallback
+
+        learn.logger = print
+        learn.add_cb(ProgressCallback())  # fastai's table and bars
     learn.capabilities = capabilities
     learn.dist = dist
     if dist.world_size > 1 and not hasattr(learn, 'ddp'):
