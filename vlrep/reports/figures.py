@@ -9,6 +9,7 @@ __all__ = ['COLOUR', 'METRIC_TITLES', 'data_uri', 'render_template', 'render_mac
 
 # %% ../../nbs/reports/20_figures.ipynb #f94e7417
 import base64
+import html
 import io
 import math
 import re
@@ -41,9 +42,7 @@ def _anchor(heading):
 
 def _headings(page):
     "List the headings of a page: name and text"
-    from markupsafe import Markup
-
-    return [(a, Markup(text)) for a, text in re.findall('<h2 id="([^"]*)">(.*?)</h2>', page)]
+    return [(a, html.unescape(text)) for a, text in re.findall('<h2 id="([^"]*)">(.*?)</h2>', page)]
 
 
 @cache

@@ -87,12 +87,17 @@ def loss_curves(
 ) -> dict:  # 'training' and 'held out' -> (steps, losses)
     "Collect the losses of a run, as its report draws them"
 
+    return {
+        'training': log_column(_rows_of(rows, False), 'train_loss'),
+        'held out': log_column(_rows_of(rows, True), 'valid_loss'),
+    }
+
+
+def _rows_of(rows, held_out):
+    "Rows at the end of an epoch, which have the held-out loss, or for the training loss those that are more"
     ends = [r for r in rows if r.get('valid_loss') not in (None, '')]
     within = [r for r in rows if r.get('valid_loss') in (None, '')]
-    return {
-        'training': log_column(max(ends, within, key=len), 'train_loss'),
-        'held out': log_column(ends, 'valid_loss'),
-    }
+    return ends if held_out else max(ends, within, key=len)
 
 
 def term_curves(
@@ -101,7 +106,7 @@ def term_curves(
     "Collect the terms of the loss, in training and held out"
     columns = [c for c in (rows[0] if rows else ()) if c.partition('_')[0] in ('train', 'valid')]
     terms = [c for c in columns if not c.endswith('_loss')]
-    curves = {c: log_column(rows, c) for c in terms}
+    curves = {c: log_column(_rows_of(rows, c.startswith('valid')), c) for c in terms}
     parts = dict(train='training', valid='held out')
     named = {f'{c.partition("_")[2]}, {parts[c.partition("_")[0]]}': v for c, v in curves.items() if v[0]}
     return named if sum(name.endswith('training') for name in named) > 1 else {}

@@ -226,6 +226,13 @@ class EpochLosses(BaseCallback):
             self.rows.append(dict(step=float(self.train_state.step), **losses))
 
 # %% ../../nbs/training/41_logging.ipynb #40370f22
+def _with_terms(loss, terms, of_training=None):
+    "A loss as text; with its terms if training has several, since the held-out loss may count fewer"
+    several = len(terms if of_training is None else of_training) > 1
+    each = ', '.join(f'{k} {v:.3f}' for k, v in terms.items())
+    return f'{loss:.3f} ({each})' if several and each else f'{loss:.3f}'
+
+
 class ProgressLogger(BaseCallback):
     """Callback that prints a line an epoch and, in a terminal or live notebook, shows a bar with the time left
 
@@ -291,11 +298,12 @@ class ProgressLogger(BaseCallback):
             self.live.clear()
         if s.epoch % self.every and s.batch < s.total:
             return
-        held_out = '' if loss is None else f', held out {loss:.3f}'
+        terms = s.terms()
+        held_out = '' if loss is None else f', held out {_with_terms(loss, self.recorder.loss.terms, terms)}'
         if not s.batch:
             return self.out(f'step 0, nothing is trained{held_out}')
         self.out(
-            f'step {s.step}, epoch {s.batch / len(self.dls.train):.3g}: loss {s.mean():.3f}{held_out}'
+            f'step {s.step}, epoch {s.batch / len(self.dls.train):.3g}: loss {_with_terms(s.mean(), terms)}{held_out}'
             f', {s.speed:,.0f} images/s, {s.elapsed:.0f} s'
         )
 
