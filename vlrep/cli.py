@@ -43,6 +43,7 @@ from vlrep.experiments.spec import (
     run_spec,
 )
 from .methods.base import METHODS
+from .models.resnet_names import split_weights
 
 # %% ../nbs/90_cli.ipynb #dfd8b0dc
 _CONFIG = DisallowNone, FlagCreatePairsOff, OmitArgPrefixes
@@ -157,7 +158,7 @@ class _PretrainJob(_Job):
 class _Backbone:
     "The backbone and its initial weights"
 
-    backbone: _NAME = None  # Another network than the recipe's: resnet50, timm/NAME, torchvision/mobilenet_v3_small
+    backbone: _NAME = None  # Another network: resnet50, timm/NAME; with weights: timm/NAME.TAG, torchvision/NAME:TAG
     weights: _FILE = None  # Initial weights: a run folder, or a file of torchvision, timm, MoCo, VirTex or this library
 
 
@@ -906,11 +907,14 @@ class _Regions:
         'WAY', f'One of: {", ".join(_REGION_SOURCES)}, or a run folder, whose backbone is used (default: detector)'
     ) = None
     model: _option('NAME', 'Detector of torchvision (default: fasterrcnn_resnet50_fpn)') = None
-    backbone: _option('NAME', 'For --by grid: resnet50, timm/NAME, torchvision/NAME (default: resnet50)') = None
+    backbone: _option(
+        'NAME',
+        'For --by grid: resnet50, timm/NAME, torchvision/NAME, or with weights as for pretrain (default: resnet50)',
+    ) = None
     weights: _option(
         'FILE',
         'Weights of the detector or the backbone; of a detector also their name in torchvision '
-        '(default: DEFAULT, downloaded; a backbone needs a file)',
+        '(default: DEFAULT, downloaded; a backbone needs a file, or a name with weights)',
     ) = None
     max_regions: _option(
         'N', 'Regions of a photo, the most confident first (default: 100 of a detector)', int, least=1
@@ -942,7 +946,7 @@ def _regions(argv):
         raise ValueError(f'{a["photos"]}: no such folder')
     if by not in _REGION_SOURCES and not Path(by).is_dir():
         one_of('--by', by, _REGION_SOURCES)
-    if by == 'grid' and 'weights' not in a:
+    if by == 'grid' and 'weights' not in a and not split_weights(a.get('backbone', ''))[1]:
         raise ValueError('--weights is missing: with --by grid a file with the weights of the backbone')
     check_damage(a.get('max_corrupt'))
     from vlrep.experiments.region_files import make_regions
