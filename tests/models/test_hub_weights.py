@@ -139,3 +139,26 @@ def test_every_method_with_a_grid_takes_a_transformer(env, tmp_path):
     maps = m.capabilities['attend'](m.batch([PHOTO]), tokens, torch.tensor([3]))
     assert maps.shape == (1, 3, 2, 2) and (maps[0, 1].sum() - 1).abs() < 1e-4
     assert library.load(tmp_path / 'loctex').embed(PHOTO).shape == (768,)
+
+
+def test_few_photos_and_random_weights_are_answered_with_advice(env, tmp_path):
+    "One line at the start of training, and none for the drawn world or a run with weights"
+    (tmp_path / 'photos').mkdir()
+    lines = ['path,caption']
+    for i in range(40):
+        Image.new('RGB', (40, 30), (5 * i, 90, 10)).save(tmp_path / f'photos/{i}.png')
+        lines.append(f'{i}.png,a wall number {i} in the sun')
+    (tmp_path / 'photos/photos.csv').write_text('\n'.join(lines))
+    words = ['pretrain', *sets('size=32 bs=8 steps=2 warmup=1 vocab=64 width=16 heads=2'.split())]
+    words += ['--data', 'csv', '--root', 'photos/photos.csv']
+    text = vlrep(
+        tmp_path,
+        [*words, '--backbone', 'resnet18', '--out', 'a'],
+        [*words, '--backbone', RESNET, '--out', 'b'],
+        ['resume', 'a', '--steps', '4'],
+        ['pretrain', *SMALL, '--out', 'c'],
+        quick=True,
+        before=CLIENT,
+    )
+    advice = 'photos are few to learn from: add --backbone torchvision/resnet50:IMAGENET1K_V2'
+    assert [t.count(advice) for t in text] == [1, 0, 0, 0]

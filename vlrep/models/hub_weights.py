@@ -17,7 +17,7 @@ from .resnet_names import split_weights
 # %% ../../nbs/models/51_hub_weights.ipynb #ecb54376
 def import_timm(
     name: str,  # The backbone, for messages
-) -> 'module':
+) -> object:  # The module
     "Import timm; a `ValueError` says how to install it"
     try:
         import timm

@@ -8,6 +8,7 @@ __all__ = ['NARROW_VGG', 'NamedBackbone', 'named_backbone', 'VGGLayer', 'initial
 # %% ../../nbs/models/52_timm_torchvision.ipynb #0f3a6156
 import re
 import sys
+import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -190,7 +191,9 @@ class NamedBackbone(nn.Module):
         state = {k: v for k, v in weights.items() if k in own}
         if state.keys() == own.keys() and any(v.shape != own[k].shape for k, v in state.items()):
             resized = getattr(sys.modules[type(self.net).__module__], 'checkpoint_filter_fn', None)
-            state = resized(state, self.net) if resized else state
+            with warnings.catch_warnings():
+                warnings.filterwarnings('ignore', module='timm.layers')
+                state = resized(state, self.net) if resized else state
         _check(state, own, name, f'the weights are not those of {self.name}')
         self.net.load_state_dict(state, strict=False)
         _log_found(log, name, before, [*(before + k for k in weights if k not in own), *rest])
