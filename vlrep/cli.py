@@ -430,7 +430,7 @@ def _features(argv):
 # %% ../nbs/90_cli.ipynb #051606a8
 @dataclass(frozen=True)
 class _Export:
-    "Export the backbone for another library, or a detector as TorchScript, and compare what it computes"
+    "Export the backbone for another library, the model as graphs or as a folder, a detector as TorchScript; compare"
 
     run: _A_RUN
     to: _one_of(EXPORT_LAYOUTS)

@@ -388,6 +388,11 @@ def resume_run(
     "Resume a run that was stopped, or go on to more steps; `TrainingInterrupted` if a signal ends it early"
     recorded = recorded_spec(run, plugins)
     spec = spec or recorded
+    if exported := open_run_folder(run).info.get('exported'):
+        raise ValueError(
+            f'{run}: was exported from {exported}, without the state of its training: begin another run from its '
+            f'weights (--weights {run})'
+        )
     if type(spec) is not type(recorded):
         raise ValueError(f'spec is a {type(spec).__name__}, and {run} was begun with a {type(recorded).__name__}')
     with Job.begin(spec, runtime or recorded_runtime(run), log, resumed=True) as job:

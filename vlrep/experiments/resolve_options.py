@@ -17,7 +17,7 @@ from ..methods.base import METHODS
 from ..models.resnet_names import RESNETS, own_resnet
 
 # %% ../../nbs/experiments/20_resolve_options.ipynb #07545374
-EXPORT_LAYOUTS = 'torchvision', 'timm', 'detectron2', 'torchscript'
+EXPORT_LAYOUTS = 'torchvision', 'timm', 'detectron2', 'torchscript', 'onnx', 'torch-export', 'folder'
 
 
 def one_of(
