@@ -33,12 +33,17 @@ _INPUTS = dict(  # What is exported, of the capabilities of a model -> names of 
 )
 
 
+def _owner(f):
+    "Module whose function `f` is, or `f`"
+    return getattr(f, '__self__', f)
+
+
 class _Function(nn.Module):
     "A capability as a module of its own"
 
     def __init__(self, f):
         super().__init__()
-        self.owner = getattr(f, '__self__', f)  # its weights
+        self.owner = _owner(f)  # its weights
         object.__setattr__(self, 'f', f)
 
     def forward(self, *inputs: Tensor) -> Tensor:
@@ -145,14 +150,14 @@ def export_graphs(
         raise did_you_mean('layout', to, GRAPHS)
     by = f'onnxruntime {_import_onnxruntime().__version__}' if to == 'onnx' else f'torch.export {torch.__version__}'
     folder = Path(folder)
-    names = [n for n in _INPUTS if n in m.capabilities]
+    names = [n for n in _INPUTS if isinstance(_owner(m.capabilities.get(n)), nn.Module)]
     if not names:
         raise ValueError(
             f'{m.name}: nothing of it is a function of a batch of images or texts alone, and can be exported to {to}; '
             f'its capabilities: {", ".join(m.capabilities)}'
         )
     check_new_folder(folder)
-    left_out = {n: 'is no function of a batch alone' for n in m.capabilities if n not in _INPUTS}
+    left_out = {n: 'is no function of a batch alone' for n in m.capabilities if n not in names}
     if 'caption' in left_out:
         left_out['caption'] = 'is a loop over words, whose parts are visual_tokens and next_words'
     view = dict(size=m.view.size, whole=m.view.whole, mean=list(m.view.mean), std=list(m.view.std))
