@@ -48,6 +48,7 @@ from vlrep.experiments.spec import (
     spec_options,
 )
 from .methods.base import METHODS
+from .models.resnet_names import split_weights
 
 # %% ../nbs/90_cli.ipynb #dfd8b0dc
 _CONFIG = DisallowNone, FlagCreatePairsOff, OmitArgPrefixes
@@ -158,7 +159,7 @@ class _Job:
 class _Backbone:
     "The backbone and its initial weights"
 
-    backbone: _NAME = None  # Another network than the recipe's: resnet50, timm/NAME, torchvision/mobilenet_v3_small
+    backbone: _NAME = None  # Another network: resnet50, timm/NAME; with weights: timm/NAME.TAG, torchvision/NAME:TAG
     weights: _FILE = None  # Initial weights: a run folder, or a file of torchvision, timm, MoCo, VirTex or this library
 
 
@@ -450,7 +451,7 @@ def _features(argv):
 # %% ../nbs/90_cli.ipynb #051606a8
 @dataclass(frozen=True)
 class _Export:
-    "Export the backbone for another library, or a detector as TorchScript, and compare what it computes"
+    "Export the backbone for another library, the model as graphs or as a folder, a detector as TorchScript; compare"
 
     run: _A_RUN
     to: _one_of(EXPORT_LAYOUTS)
@@ -933,11 +934,14 @@ class _Regions:
         'WAY', f'One of: {", ".join(_REGION_SOURCES)}, or a run folder, whose backbone is used (default: detector)'
     ) = None
     model: _option('NAME', 'Detector of torchvision (default: fasterrcnn_resnet50_fpn)') = None
-    backbone: _option('NAME', 'For --by grid: resnet50, timm/NAME, torchvision/NAME (default: resnet50)') = None
+    backbone: _option(
+        'NAME',
+        'For --by grid: resnet50, timm/NAME, torchvision/NAME, or with weights as for pretrain (default: resnet50)',
+    ) = None
     weights: _option(
         'FILE',
         'Weights of the detector or the backbone; of a detector also their name in torchvision '
-        '(default: DEFAULT, downloaded; a backbone needs a file)',
+        '(default: DEFAULT, downloaded; a backbone needs a file, or a name with weights)',
     ) = None
     max_regions: _option(
         'N', 'Regions of a photo, the most confident first (default: 100 of a detector)', int, least=1
@@ -969,7 +973,7 @@ def _regions(argv):
         raise ValueError(f'{a["photos"]}: no such folder')
     if by not in _REGION_SOURCES and not Path(by).is_dir():
         one_of('--by', by, _REGION_SOURCES)
-    if by == 'grid' and 'weights' not in a:
+    if by == 'grid' and 'weights' not in a and not split_weights(a.get('backbone', ''))[1]:
         raise ValueError('--weights is missing: with --by grid a file with the weights of the backbone')
     check_damage(a.get('max_corrupt'))
     from vlrep.experiments.region_files import make_regions

@@ -426,7 +426,8 @@ def test_third_party_imports_are_required():
     # inside a function, which says what it does without
     optional = {
         ('vlrep.models.export', 'timm'),
-        ('vlrep.models.timm_torchvision', 'timm'),
+        ('vlrep.models.hub_weights', 'timm'),
+        ('vlrep.models.hub_weights', 'huggingface_hub'),
         ('vlrep.core.progress', 'IPython'),
         ('vlrep.training.trackers', 'wandb'),
         ('vlrep.data.wordpiece', 'tokenizers'),

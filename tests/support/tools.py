@@ -199,13 +199,13 @@ print(json.dumps(codes))
 """
 
 
-def vlrep(folder, *commands, codes=None, quick=False):
+def vlrep(folder, *commands, codes=None, quick=False, before=''):
     """Commands in `folder`, one after the other in a process of their own; what each printed
 
-    `quick`: what comes after training is short, for tests that look at weights alone
+    `quick`: what comes after training is short, for tests that look at weights alone; `before`: code to run first
     """
     words = [list(map(str, c)) for c in commands]
-    p = forked.run(QUICK * quick + RUN, [json.dumps(words)], folder)
+    p = forked.run(before + QUICK * quick + RUN, [json.dumps(words)], folder)
     *out, got = p.stdout.split('----\n')
     text = [a + b for a, b in zip(out, p.stderr.split('----\n'))]
     assert p.returncode == 0 and json.loads(got) == (codes or [0] * len(words)), p.stdout[-2000:] + p.stderr[-2000:]

@@ -22,10 +22,12 @@ from ..evaluation.base import EVALUATIONS, EvaluationContext
 from ..evaluation.detection.detectron2 import write_detectron2_configs
 from ..evaluation.held_out import open_held_out, open_probe_sets
 from ..evaluation.transfer import table_text
+from .export_folder import export_folder
 from .load_run import open_run, recipe_of
 from .resolve_options import EXPORT_LAYOUTS, one_of
 from .spec import recorded_options
 from ..models.features import POOLS, PRECISIONS, stored_features, write_features
+from ..models.graph_export import GRAPHS, export_graphs
 from ..training.distributed import process_group
 from ..training.run_folder import open_run_folder
 
@@ -117,20 +119,25 @@ def extract_features(
 # %% ../../nbs/experiments/70_commands.ipynb #e5fbf6d3
 def export(
     run: FilePath,  # A run folder
-    to: str,  # One of `LAYOUTS`: torchvision, timm or detectron2; of a detector also torchscript
+    to: str,  # One of `LAYOUTS`: torchvision, timm or detectron2; of a detector also torchscript; onnx or torch-export
+    # for graphs; folder for a run that can be given away
     out: FilePath = None,  # Folder to write to; by default RUN/export-`to`
     which: str | int = 'best',  # Which checkpoint: best, last, or the number of a step
     log: callable = print,  # Called with lines of Python: comments about what was written, then what opens it
     plugins: Sequence[FilePath] = (),  # Python files of the run that may be imported, since you trust them
 ) -> dict:  # The files, what read them, how far its numbers are from ours, and the lines that open them
-    """Write the backbone in another library's layout, or a detector as TorchScript; read it back and compare outputs
+    """Write the backbone in another library's layout, the model as graphs, or a folder of the model alone
 
-    A `ValueError` if no other library can open it
+    What was written is read back, and its outputs are compared. A `ValueError` says what cannot be exported
     """
     one_of('--to', to, EXPORT_LAYOUTS)
     out = Path(out or Path(run) / f'export-{to}')
     opened = open_run(run, which, plugins=plugins)
-    if to == 'torchscript':
+    if to == 'folder':
+        got = export_folder(run, out, which, plugins)
+    elif to in GRAPHS:
+        got = export_graphs(opened, out, to)
+    elif to == 'torchscript':
         got = resolve('vlrep.evaluation.detection.torchscript:export_torchscript')(opened, out)
     else:
         got = opened.export(out, to)
@@ -138,7 +145,9 @@ def export(
         base = next(f for f in got['files'] if f.endswith('.yaml'))
         got['files'] += [str(out / name) for name in write_detectron2_configs(out, Path(base).name)]
     for f in got['files']:
-        log(f'# {out / Path(f).name}')
+        log(f'# {f}')
+    for name, why in got.get('left_out', {}).items():
+        log(f'# not exported: {name}, which {why}')
     log(f'# read back by {got["by"]}: largest relative difference {got["error"]:.1e}')
     log('# to open it, with an image photo.jpg:')
     for line in got['open']:

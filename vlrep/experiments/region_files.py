@@ -26,6 +26,7 @@ from ..data.region_store import RegionStore, RegionWriter
 from ..data.shards import IMAGE_SUFFIXES
 from ..data.tasks import read_labels
 from .load_run import open_run
+from ..models.hub_weights import fetch_weights
 from ..models.region_sources import CellRegions, DetectorRegions, load_detector
 from ..models.timm_torchvision import named_backbone, weights_digest
 
@@ -170,9 +171,11 @@ def _source(by, *, model, backbone, weights, max_regions, size, which, device, c
             dict(by='detector', model=model, weights=file, max_regions=max_regions or 100),
         )
     if by == 'grid':
-        net = named_backbone(backbone, weights=weights, log=log)
-        about = dict(by='grid', backbone=backbone, weights=weights_digest(weights), size=size or 224)
-        return CellRegions(net, size or 224, device=device), about
+        weights = weights or fetch_weights(backbone)
+        size = size or 224
+        net = named_backbone(backbone, weights=weights, log=log, size=size)
+        about = dict(by='grid', backbone=backbone, weights=weights_digest(weights), size=size)
+        return CellRegions(net, size, device=device), about
     m = open_run(by, which)
     try:
         net = m.backbone

@@ -14,10 +14,10 @@ from ..core.registry import did_you_mean
 from ..datasets.base import DATASETS
 from .config import get_recipe, override_all
 from ..methods.base import METHODS
-from ..models.resnet_names import RESNETS
+from ..models.resnet_names import RESNETS, own_resnet
 
 # %% ../../nbs/experiments/20_resolve_options.ipynb #07545374
-EXPORT_LAYOUTS = 'torchvision', 'timm', 'detectron2', 'torchscript'
+EXPORT_LAYOUTS = 'torchvision', 'timm', 'detectron2', 'torchscript', 'onnx', 'torch-export', 'folder'
 
 
 def one_of(
@@ -51,10 +51,11 @@ def _with_shape(recipe, backbone, names):
     "Set a recipe's depth and width to those of a named ResNet; leave it unchanged for other networks"
     if both := names & {'visual_depth', 'visual_width'}:
         raise ValueError(f'--{min(both).replace("_", "-")}: --backbone {backbone} decides it')
-    if '/' in backbone:
+    resnet = own_resnet(backbone)
+    if not resnet and '/' in backbone:
         return recipe
-    one_of('--backbone', backbone, RESNETS)
-    depth, width = RESNETS[backbone]
+    one_of('--backbone', resnet or backbone, RESNETS)
+    depth, width = RESNETS[resnet]
     return replace(recipe, visual_depth=depth, visual_width=width)
 
 

@@ -22,6 +22,7 @@ from .config import get_recipe, override, override_all, recipe_dict, recipe_from
 from .resolve_options import one_of, recipe_name, resolve_options, tiny_changes
 from ..methods.base import METHODS
 from ..methods.recipe import MethodRecipe
+from ..models.resnet_names import own_resnet, split_weights
 from ..training.trackers import check_tracker
 
 # %% ../../nbs/experiments/25_spec.ipynb #dbb968fc
@@ -65,7 +66,13 @@ def _check_root(data, root):
 
 
 def _initial_weights(path, backbone):
-    "File of initial weights, backbone and changes of the recipe; a run folder gives those of its best checkpoint"
+    """File of initial weights, backbone and changes of the recipe; a run folder gives those of its best checkpoint
+
+    Without a path, weights that the backbone's name stands for are fetched, see `vlrep.models.hub_weights`
+    """
+    if path is None and split_weights(backbone or '')[1]:
+        path = resolve('vlrep.models.hub_weights:fetch_weights')(backbone)
+    backbone = own_resnet(backbone or '') or backbone
     if path is None:
         return None, backbone, []
     if not Path(path).exists():
@@ -90,7 +97,7 @@ class RunSpec:
     precision: str = 'auto'  # auto, fp32, bf16 or fp16
     threads: int | None = None  # Of the CPU; None: what PyTorch chooses
     accumulate: int = 1  # Parts into which each batch is cut to save memory
-    backbone: str | None = None  # Another network than the recipe's: resnet50, timm/convnext_atto
+    backbone: str | None = None  # Another network than the recipe's: resnet50, timm/convnext_atto.d2_in1k
     weights_file: str | None = None  # Initial weights, of torchvision, timm, MoCo, VirTex or this library
 
     def __post_init__(self):
@@ -107,12 +114,10 @@ class RunSpec:
         if 'root' in given:
             _check_root(self.data, given['root'])
             given['root'] = _full_path(given['root'])
-        if 'weights_file' in given:
-            file, backbone, shape = _initial_weights(given['weights_file'], given.get('backbone'))
-            given['weights_file'] = file
+        if given.keys() & {'weights_file', 'backbone'}:
+            file, backbone, shape = _initial_weights(given.get('weights_file'), given.get('backbone'))
             changes = [*shape, *changes]
-            if backbone:
-                given['backbone'] = backbone
+            given |= {k: v for k, v in dict(weights_file=file, backbone=backbone).items() if v}
         parts = [self.recipe, self.options]
         recipe, options = resolve_options(
             self.method, self.name, changes, self.data, parts, backbone=given.get('backbone')
@@ -133,7 +138,8 @@ def run_spec(
     root: FilePath | None = None,  # For photos: the folder that holds them in the layout of `data`, or the CSV file
     name: str | None = None,  # One of the method's recipes; by default the one called like the data
     tiny: bool = False,  # Sizes with which the run takes some twenty seconds, and learns next to nothing
-    backbone: str | None = None,  # Another network than the recipe's: resnet50, timm/convnext_atto
+    backbone: str | None = None,  # Another network than the recipe's, perhaps with its weights: resnet50,
+    # torchvision/resnet50:IMAGENET1K_V2
     weights_file: FilePath | None = None,  # Initial weights: a file, or a run folder, whose backbone is taken
     **more,  # seed, precision, threads, accumulate, see `RunSpec`
 ) -> RunSpec:

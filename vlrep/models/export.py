@@ -106,7 +106,8 @@ def _note(backbone, to, mean, std, size):
             f'{to} has no network like this one (visual_depth {depth}, visual_width {width}), and nothing was '
             f'written: what it can open has visual_depth {depths[64]} with visual_width 64, or {depths[128]} '
             f'with 128; train with --set visual_depth=18 --set visual_width=64, '
-            'or with one of the recipes for which `vlrep pretrain --recipes` lists another library'
+            'or with one of the recipes for which `vlrep pretrain --recipes` lists another library; '
+            '--to onnx, torch-export and folder take any network'
         )
     return dict(
         architecture=name,

@@ -99,7 +99,8 @@ class TextEncoder(nn.Module):
         x = self.embed(tokens)
         packing = None
         mask = causal_mask(s, lengths, False, tokens.device)[:, :, :1]  # of (b,1,s,s) all rows are alike
-        if tokens.device.type == 'cpu' and (lengths < s).any():
+        exporting = torch.compiler.is_exporting()  # into a graph, which has no branches
+        if tokens.device.type == 'cpu' and not exporting and (lengths < s).any():
             packing = Packing(sequence_mask(lengths, s))
             x = packing.pack(x)
         for layer in self.layers:

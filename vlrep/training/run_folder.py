@@ -102,17 +102,18 @@ def load_weights(
 def save_checkpoint(
     folder: FilePath,  # Where; an existing checkpoint is replaced
     weights: dict,  # Name -> tensor
-    state: dict,  # Tensors, numbers, strings, and lists and dicts of them
+    state: dict | None,  # Tensors, numbers, strings, and lists and dicts of them; None: no training will go on from it
     **metadata,  # Texts that are stored with the weights
 ) -> None:
-    "Write `model.safetensors`, `state.pt` and their checksums, whole or not at all"
+    "Write `model.safetensors`, `state.pt` if there is a state, and their checksums, whole or not at all"
     with atomic_folder(folder) as new:
         save_weights(new / 'model.safetensors', weights, **metadata)
-        data = io.BytesIO()  # in a file, torch.save hides why a write failed
-        torch.save(state, data)
-        _write_bytes(new / 'state.pt', data.getbuffer())
+        if state is not None:
+            data = io.BytesIO()  # in a file, torch.save hides why a write failed
+            torch.save(state, data)
+            _write_bytes(new / 'state.pt', data.getbuffer())
         files = {p.name: dict(bytes=p.stat().st_size, sha256=file_sha256(p)) for p in sorted(new.iterdir())}
-        write_json(new / 'manifest.json', dict(format=FORMAT, files=files))
+        write_json(new / 'manifest.json', dict(format=FORMAT, files=files, weights_only=state is None))
 
 # %% ../../nbs/training/50_run_folder.ipynb #7151ed59
 def check_folder(
@@ -127,7 +128,7 @@ def check_folder(
         raise ValueError(f'{folder}: no such checkpoint')
     manifest = read_json(folder / 'manifest.json')
     check_format(manifest, folder / 'manifest.json')
-    for name in ('model.safetensors', 'state.pt'):
+    for name in ('model.safetensors', 'state.pt')[: 1 if manifest.get('weights_only') else 2]:
         try:
             size = manifest['files'][name]['bytes']
             digest = manifest['files'][name]['sha256']
@@ -352,7 +353,13 @@ def state(
     which: str | int = 'last',  # last, best, or the number of a step
 ) -> dict:
     "Load what a checkpoint holds besides the weights, checked"
-    return read_pickle(self.checkpoint(which) / 'state.pt')
+    folder = self.checkpoint(which)
+    if not (folder / 'state.pt').exists():
+        raise ValueError(
+            f'{folder}: holds weights alone, and no state of a training: begin another run from them '
+            f'(--weights {self.path})'
+        )
+    return read_pickle(folder / 'state.pt')
 
 # %% ../../nbs/training/50_run_folder.ipynb #99eb218d
 @patch

@@ -195,6 +195,16 @@ class CaptioningModel(VisualTextDecoder):
 
 # %% ../../../nbs/methods/virtex/30_model.ipynb #b7cfed1d
 @patch
+def next_words(
+    self: CaptioningModel,
+    cells: Tensor,  # From `visual_tokens` (b,n,d)
+    tokens: Tensor,  # Captions so far, [SOS] first (b,s)
+) -> Tensor:  # (b,s,v)
+    "Compute the scores of the word after each token: what `generate` repeats, with a cache, for each word"
+    return self.output(self.hidden_states(cells, tokens, self.forward_decoder))
+
+
+@patch
 @torch.no_grad()
 def generate(
     self: CaptioningModel,
@@ -341,7 +351,9 @@ def virtex_capabilities(
 ) -> dict:  # Functions by name, see `vlrep.models.pretrained`
     "Return the capabilities of a trained model"
     if isinstance(model, CaptioningModel):
-        return dict(backbone=model.visual, caption=model.generate, attend=model.attend, attribute=model.attribute)
+        by_step = dict(visual_tokens=model.visual_tokens, next_words=model.next_words)
+        explain = dict(attend=model.attend, attribute=model.attribute)
+        return dict(backbone=model.visual, caption=model.generate, **explain, **by_step)
     if isinstance(model, _Classifier):
         return dict(backbone=model.visual, classify=model.scores)
     return dict(backbone=model.visual)
