@@ -245,7 +245,7 @@ def update_index(
 def _report(folder, index, read, gone, max_corrupt, log):
     "Log what was read, dropped and left out; a `ValueError` if more photos are damaged than allowed, or all"
     if read or gone:
-        log(f'{folder}: {read:,} photos read, {gone:,} are gone, {len(index):,} can be found')
+        log(f'index of {folder}: {len(index):,} photos ({read:,} read, {gone:,} gone)')
     if not index.damaged:
         return
     total = len(index) + len(index.damaged)
@@ -255,4 +255,4 @@ def _report(folder, index, read, gone, max_corrupt, log):
         raise ValueError(f'{what}, more than --max-corrupt {max_corrupt} allows: {why}')
     if not len(index):
         raise ValueError(f'{what}: {why}')
-    log(f'{what} and are not found: {why}')
+    log(f'{what}: {why}')
