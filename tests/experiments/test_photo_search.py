@@ -98,7 +98,7 @@ def test_damaged_photos_are_counted_and_named(joint, photos, capsys):
     for _ in range(2):  # when they are read, and when they are known
         told, err = searched(capsys, joint, photos, 'a dog')
         assert '2 of 6 photos cannot be read: 1.png: damaged' in err and 'sub/5.png' in err
-        assert set(told['damaged']) == {'1.png', 'sub/5.png'} and len(told['found']) == told['photos'] == 4
+        assert set(told['corrupt']) == {'1.png', 'sub/5.png'} and len(told['found']) == told['photos'] == 4
     # what the index has to say stands before it
     capsys.readouterr()
     with pytest.raises(SystemExit) as e:

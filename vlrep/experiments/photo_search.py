@@ -76,8 +76,8 @@ def search(
     found = [Match(names[row], float(score)) for row, score in zip(rows, scores)]
     if as_json:
         facts = dict(query=str(query), run=str(run), space=m.space, folder=str(folder), photos=len(photos))
-        damaged = {name: fault[2] for name, fault in photos.damaged.items()}
-        log(json.dumps(facts | dict(found=[match._asdict() for match in found], damaged=damaged)))
+        corrupt = {name: fault[2] for name, fault in photos.corrupt.items()}
+        log(json.dumps(facts | dict(found=[match._asdict() for match in found], corrupt=corrupt)))
     else:
         for match in found:
             log(f'{match.score:.3f}  {match.photo}')

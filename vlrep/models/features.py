@@ -10,7 +10,7 @@ __all__ = ['POOLS', 'PRECISIONS', 'plain_batches', 'frozen', 'pool_grid', 'in_pr
 import hashlib
 import json
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import asdict
 from pathlib import Path
@@ -83,7 +83,7 @@ PRECISIONS = dict(fp32=None, bf16=torch.bfloat16)  # In which the backbone compu
 def in_precision(
     precision: str,  # fp32 or bf16
     device: str | torch.device,  # Where the features are computed
-) -> 'ContextManager':
+) -> AbstractContextManager:
     "Compute in this precision inside the context; a `ValueError` if features cannot be computed in it"
     if precision not in PRECISIONS:
         raise did_you_mean('precision', precision, PRECISIONS)

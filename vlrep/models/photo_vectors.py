@@ -128,12 +128,12 @@ class PhotoIndex:
 
     photos: dict = field(default_factory=dict)  # Path below the folder -> size and time of change of the file
     vectors: np.ndarray = None  # float32, of length 1, in the same order (n,d)
-    damaged: dict = field(default_factory=dict)  # Path -> size, time of change, what is wrong
+    corrupt: dict = field(default_factory=dict)  # Path -> size, time of change, what is wrong
 
     def __len__(self):
         return len(self.photos)
 
-    def kept(
+    def unchanged(
         self,
         stamps: dict,  # Path -> size and time of change of each file there is now
     ) -> 'PhotoIndex':
@@ -143,7 +143,7 @@ class PhotoIndex:
         return PhotoIndex(
             {names[i]: self.photos[names[i]] for i in rows},
             self.vectors[rows] if rows else None,
-            {name: fault for name, fault in self.damaged.items() if stamps.get(name) == fault[:2]},
+            {name: fault for name, fault in self.corrupt.items() if stamps.get(name) == fault[:2]},
         )
 
     def add(
@@ -179,7 +179,7 @@ def _read(at, facts, log):
         if {k: v for k, v in found.items() if k != 'files'} == facts:
             stored = read_json(at / 'photos.json')
             vectors = np.load(at / 'vectors.npy') if stored['photos'] else None
-            return PhotoIndex(stored['photos'], vectors, stored['damaged'])
+            return PhotoIndex(stored['photos'], vectors, stored['corrupt'])
         why = f'{at}: its vectors are of other weights'
     log(f'{why}; the index is made anew')
     return PhotoIndex()
@@ -187,7 +187,7 @@ def _read(at, facts, log):
 
 def _write(at, index, facts):
     with atomic_folder(at) as new:
-        write_json(new / 'photos.json', dict(photos=index.photos, damaged=index.damaged))
+        write_json(new / 'photos.json', dict(photos=index.photos, corrupt=index.corrupt))
         if len(index):
             np.save(new / 'vectors.npy', index.vectors)
         write_index(new, facts)
@@ -223,8 +223,8 @@ def update_index(
     with locked(at.with_suffix('.lock'), f'the index {at}', timeout=-1):
         stamps = {name: _stamp(folder / name) for name in names}
         old = _read(at, facts, log)
-        index = old.kept(stamps)
-        new = [name for name in names if name not in index.photos and name not in index.damaged]
+        index = old.unchanged(stamps)
+        new = [name for name in names if name not in index.photos and name not in index.corrupt]
         for a in range(0, len(new), _CHUNK):
             some = new[a : a + _CHUNK]
             faults = []
@@ -234,9 +234,9 @@ def update_index(
                 index.add({name: stamps[name] for name in good.ids}, unit_length(embed(good)))
             bad = [name for name in some if name not in index.photos]
             for name, fault in zip(bad, faults, strict=True):
-                index.damaged[name] = [*stamps[name], fault.removeprefix(f'left out: {folder}{os.sep}')]
+                index.corrupt[name] = [*stamps[name], fault.removeprefix(f'left out: {folder}{os.sep}')]
             _write(at, index, facts)
-        if not new and (old.photos, old.damaged) != (index.photos, index.damaged):
+        if not new and (old.photos, old.corrupt) != (index.photos, index.corrupt):
             _write(at, index, facts)
     _report(folder, index, len(new), len(set(old.photos) - set(names)), max_corrupt, log)
     return index
@@ -246,12 +246,12 @@ def _report(folder, index, read, gone, max_corrupt, log):
     "Log what was read, dropped and left out; a `ValueError` if more photos are damaged than allowed, or all"
     if read or gone:
         log(f'index of {folder}: {len(index):,} photos ({read:,} read, {gone:,} gone)')
-    if not index.damaged:
+    if not index.corrupt:
         return
-    total = len(index) + len(index.damaged)
-    what = f'{folder}: {len(index.damaged):,} of {total:,} photos cannot be read'
-    why = some_of(fault[2] for fault in index.damaged.values())
-    if len(index.damaged) > corrupt_limit(total, max_corrupt):
+    total = len(index) + len(index.corrupt)
+    what = f'{folder}: {len(index.corrupt):,} of {total:,} photos cannot be read'
+    why = some_of(fault[2] for fault in index.corrupt.values())
+    if len(index.corrupt) > corrupt_limit(total, max_corrupt):
         raise ValueError(f'{what}, more than --max-corrupt {max_corrupt} allows: {why}')
     if not len(index):
         raise ValueError(f'{what}: {why}')
