@@ -494,7 +494,10 @@ def _search(argv):
         raise ValueError(f'{options["folder"]}: no such folder with photos')
     from vlrep.experiments.photo_search import search
 
-    search(as_json=options.pop('json'), **options)
+    try:
+        search(as_json=options.pop('json'), **options)
+    except KeyboardInterrupt:
+        raise _Exit(130, 'stopped; the same command continues where it stopped') from None
 
 # %% ../nbs/90_cli.ipynb #051606a8
 @dataclass(frozen=True)

@@ -144,7 +144,7 @@ def test_each_run_has_an_index_of_its_own(joint, plain, photos, tmp_path, capsys
     shutil.move(tmp_path / a.name, b)
     shutil.move(tmp_path / b.name, a)
     again, err = searched(capsys, joint, photos, 'a dog')
-    assert again == first and 'are of other weights; the index is made anew' in err
+    assert again == first and 'are of other weights, or another folder; the index is made anew' in err
 
 
 def test_an_index_may_lie_elsewhere(joint, photos, tmp_path, capsys, monkeypatch):
@@ -175,6 +175,21 @@ def test_an_index_that_was_interrupted_is_continued(joint, photos, capsys, monke
     index = m.photo_index(photos, log=str)
     assert calls == [2, 2, 2, 2] and len(index) == 6
     np.testing.assert_allclose(index.vectors[-1], m.embed_image(photos / 'sub' / '5.png'), atol=1e-6)
+
+
+def test_one_place_keeps_the_indices_of_several_folders(joint, photos, tmp_path, capsys):
+    other = tmp_path / 'others'
+    shutil.copytree(photos, other)
+    scene('test', 20, size=64).load().save(other / '0.png')
+    size = max((folder / '0.png').stat().st_size for folder in (photos, other))
+    for folder in (photos, other):  # photos of the same name, size and time
+        os.truncate(folder / '0.png', size)
+    os.utime(other / '0.png', ns=((photos / '0.png').stat().st_mtime_ns,) * 2)
+    first, _ = searched(capsys, joint, photos, 'a dog', '--index', tmp_path / 'index')
+    second, err = searched(capsys, joint, other, 'a dog', '--index', tmp_path / 'index')
+    assert '(6 read, 0 gone)' in err and second['found'] != first['found']
+    again, err = searched(capsys, joint, photos, 'a dog', '--index', tmp_path / 'index')
+    assert again == first and err == ''
 
 
 def test_a_page_shows_the_query_and_the_photos(joint, photos, tmp_path, capsys):

@@ -180,7 +180,7 @@ def _read(at, facts, log):
             stored = read_json(at / 'photos.json')
             vectors = np.load(at / 'vectors.npy') if stored['photos'] else None
             return PhotoIndex(stored['photos'], vectors, stored['corrupt'])
-        why = f'{at}: its vectors are of other weights'
+        why = f'{at}: its vectors are of other weights, or another folder'
     log(f'{why}; the index is made anew')
     return PhotoIndex()
 
@@ -218,6 +218,8 @@ def update_index(
     "Compute the vectors of the photos below a folder unless they are known; keep them for the next call"
     folder = Path(folder)
     names = find_photos(folder)
+    if place is not None:  # it may hold the indices of several folders; one in the folder itself moves with it
+        facts = facts | dict(folder=os.path.realpath(folder))
     place = _writable(Path(place or folder / '.vlrep-search'))
     at = place / hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
     with locked(at.with_suffix('.lock'), f'the index {at}', timeout=-1):

@@ -332,6 +332,8 @@ def search(
     "Find the photos whose vectors have the largest cosine with that of the query"
     if top < 1:
         raise ValueError(f'top={top}: at least 1')
+    if isinstance(photos, np.ndarray) and photos.ndim != 2:
+        raise ValueError(f'photos: an array holds vectors (n,d), not {photos.shape}; images are given in a list')
     vector = self.query_vector(query)
     if isinstance(photos, (str, Path)):
         found = self.photo_index(photos, index, log=log)
