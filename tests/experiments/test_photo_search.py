@@ -115,6 +115,21 @@ def test_damaged_photos_are_counted_and_named(joint, photos, capsys):
     assert e.value.code == 2 and '6 of 6 photos cannot be read' in capsys.readouterr().err
 
 
+def test_a_name_that_is_not_utf8_is_named(joint, plain, photos, tmp_path, capsys):
+    odd = os.fsencode(photos) + b'/a\xff.png'
+    shutil.copy(os.fsencode(photos / '0.png'), odd)
+    for _ in range(2):
+        told, err = searched(capsys, joint, photos, 'a dog')
+        assert r"1 of 7 photos cannot be read: 'a\udcff.png': the name is not UTF-8" in err and told['photos'] == 6
+    os.remove(odd)
+    assert searched(capsys, joint, photos, 'a dog')[1] == ''
+    shutil.copy(os.fsencode(photos / '0.png'), odd)
+    said = refused(capsys, 'embed', joint, photos, '--out', tmp_path / 'a.npy')
+    assert r"a\udcff.png': the name is not UTF-8, rename the file" in said
+    main(['caption', str(plain), str(photos)])
+    assert r'a\udcff.png' + '\t' in capsys.readouterr().out
+
+
 def test_photos_that_are_new_changed_or_gone_are_noticed(joint, photos, capsys):
     searched(capsys, joint, photos, 'a dog')
     assert searched(capsys, joint, photos, 'a cat')[1] == ''  # all are known

@@ -147,7 +147,8 @@ def caption(
         written = iter(model.caption(readable) if readable else [])
         for path, image in zip(images[i : i + 64], batch):
             captions.append(None if image is None else next(written))
-            log(f'{path}\t{captions[-1] or ""}' if named else captions[-1] or '')
+            shown = path.encode(errors='backslashreplace').decode()  # a name may be other than UTF-8
+            log(f'{shown}\t{captions[-1] or ""}' if named else captions[-1] or '')
     if len(problems) == len(images):
         raise problems[0] if len(images) == 1 else ValueError(f'none of the {len(images)} images can be read')
     return captions

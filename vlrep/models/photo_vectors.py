@@ -160,6 +160,14 @@ class PhotoIndex:
         self.vectors = self.vectors[order]
 
 
+def _has_utf8_name(name):
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _stamp(path):
     "Size and time of change of a file; of one that is not there zeros"
     try:
@@ -227,8 +235,11 @@ def update_index(
         old = _read(at, facts, log)
         index = old.unchanged(stamps)
         new = [name for name in names if name not in index.photos and name not in index.corrupt]
-        for a in range(0, len(new), _CHUNK):
-            some = new[a : a + _CHUNK]
+        todo = [name for name in new if _has_utf8_name(name)]
+        for name in set(new) - set(todo):
+            index.corrupt[name] = [*stamps[name], f'{name!a}: the name is not UTF-8, rename the file']
+        for a in range(0, len(todo), _CHUNK):
+            some = todo[a : a + _CHUNK]
             faults = []
             photos = ImageFileDataset([folder / name for name in some], side, str(folder), ids=some)
             good = readable(photos, faults.append)
@@ -238,7 +249,7 @@ def update_index(
             for name, fault in zip(bad, faults, strict=True):
                 index.corrupt[name] = [*stamps[name], fault.removeprefix(f'left out: {folder}{os.sep}')]
             _write(at, index, facts)
-        if not new and (old.photos, old.corrupt) != (index.photos, index.corrupt):
+        if not todo and (old.photos, old.corrupt) != (index.photos, index.corrupt):
             _write(at, index, facts)
     _report(folder, index, len(new), len(set(old.photos) - set(names)), max_corrupt, log)
     return index
