@@ -435,6 +435,16 @@ def _features(argv):
     extract_features(**_given(options))
 
 
+_VECTOR_FORMATS = '.npy', '.parquet', '.safetensors'
+_PAGE_FORMATS = '.html', '.htm'
+
+
+def _check_suffix(path, suffixes):
+    "Raise a `ValueError` if a file to be written has another suffix"
+    if Path(path).suffix not in suffixes:
+        raise ValueError(f'--out {path}: the name of the file must end with {", ".join(suffixes)}')
+
+
 @dataclass(frozen=True)
 class _Embed:
     "Write one vector for each photo to a file: of the space of images and texts if the run has one, else features"
@@ -459,6 +469,7 @@ def _embed(argv):
     check_run(options.run)
     check_damage(options.max_corrupt)
     check_device(options.device)
+    _check_suffix(options.out, _VECTOR_FORMATS)
     from vlrep.experiments.commands import embed_photos
 
     embed_photos(**_given(options))
@@ -490,6 +501,8 @@ def _search(argv):
     check_run(options['run'])
     check_damage(options['max_corrupt'])
     check_device(options['device'])
+    if options['out'] is not None:
+        _check_suffix(options['out'], _PAGE_FORMATS)
     if not Path(options['folder']).is_dir():
         raise ValueError(f'{options["folder"]}: no such folder with photos')
     from vlrep.experiments.photo_search import search
