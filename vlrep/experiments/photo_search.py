@@ -16,7 +16,7 @@ from ..core.files import FilePath, atomic_file
 from ..data.evaluation_batches import evaluation_processes
 from ..data.records import open_image
 from .load_run import open_run
-from ..models.photo_vectors import Match, nearest
+from ..models.photo_vectors import Match, best_matches
 from ..models.pretrained import is_photo
 
 # %% ../../nbs/experiments/37_photo_search.ipynb #783c8f78
@@ -72,9 +72,7 @@ def search(
     vector = m.query_vector(query)
     with evaluation_processes(workers):
         photos = m.photo_index(folder, index, max_corrupt=max_corrupt, log=warn or partial(print, file=sys.stderr))
-    rows, scores = nearest(photos.vectors, vector, top)
-    names = list(photos.photos)
-    found = [Match(names[row], float(score)) for row, score in zip(rows, scores)]
+    found = best_matches(list(photos.photos), photos.vectors, vector, top)
     if as_json:
         facts = dict(query=str(query), run=str(run), space=m.space, folder=str(folder), photos=len(photos))
         corrupt = {name: fault[2] for name, fault in photos.corrupt.items()}

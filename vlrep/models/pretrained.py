@@ -28,7 +28,7 @@ from ..data.records import ImageTextDataset, fit_square, open_image
 from ..data.tokenizer import pad_tokens
 from .export import export_backbone
 from .features import frozen, in_precision
-from .photo_vectors import Match, PhotoIndex, nearest, unit_length, update_index
+from .photo_vectors import Match, PhotoIndex, best_matches, unit_length, update_index
 
 # %% ../../nbs/models/70_pretrained.ipynb #dc6ad8d2
 def to_image(
@@ -341,8 +341,7 @@ def search(
     else:
         vectors = unit_length(photos if isinstance(photos, np.ndarray) else self.photo_vectors(photos))
         names = photos.ids if isinstance(photos, ImageTextDataset) else range(len(vectors))
-    rows, scores = nearest(vectors, vector, top)
-    return [Match(names[row], float(score)) for row, score in zip(rows, scores)]
+    return best_matches(names, vectors, vector, top)
 
 # %% ../../nbs/models/70_pretrained.ipynb #f40a1ea1
 def visual_only(
