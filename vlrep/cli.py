@@ -25,6 +25,7 @@ from tyro.conf import DisallowNone, FlagCreatePairsOff, OmitArgPrefixes, Positio
 from tyro.constructors import PrimitiveConstructorSpec
 from tyro.extras import subcommand_cli_from_dict
 
+from .core.device import DEVICES, check_device
 from .core.fields import check_fields, field_lines, field_rows
 from .core.progress import plain_output
 from .core.registry import did_you_mean, load_plugin
@@ -102,6 +103,7 @@ _NAME, _FILE, _DIR = map(_option, ('NAME', 'FILE', 'DIR'))
 _N = _option('N', kind=int)
 _COUNT = _option('N', kind=int, least=1)
 _FLAG = Annotated[bool, arg(help_behavior_hint='')]
+_DEVICE = _option('DEVICE', f'Where it computes: {DEVICES} (default: auto, the GPU if there is one)')
 _PLUGIN = _repeated('FILE', 'A Python file that registers a method, a dataset or an evaluation')
 
 # %% ../nbs/90_cli.ipynb #5b7c90a1
@@ -361,8 +363,9 @@ class _Caption:
     "Print one caption for each image"
 
     run: _A_RUN
-    images: _some('IMAGE', 'Image files')
+    images: _some('IMAGE', 'Image files, and folders of them')
     which: _WHICH = 'best'
+    device: _DEVICE = 'auto'
     plugin: _PLUGIN = ()
 
 
@@ -372,6 +375,7 @@ def _caption(argv):
     if not options.images:
         raise ValueError('IMAGE is missing: name at least one image file')
     check_run(options.run)
+    check_device(options.device)
     from vlrep.experiments.load_run import caption
 
     if None in caption(**_given(options)):
@@ -393,6 +397,7 @@ def _evaluate_config():
         ('features', _option('DIR', 'Keep the features of images in this folder, and reuse those that it has'), None),
         ('precision', _FEATURE_PRECISION, 'fp32'),
         ('cache', _CACHE, None),
+        ('device', _DEVICE, 'auto'),
     ]
     for k, o in {k: o for e in EVALUATIONS.values() for k, o in e.options.items()}.items():
         choices = o.allowed or o.registry or ()
@@ -409,9 +414,10 @@ def _evaluate_config():
 def _evaluate(argv):
     "Evaluate a trained model"
     a = _given(_parse('evaluate', _evaluate_config(), argv))
-    common = ('run', 'on', 'which', 'max_corrupt', 'workers', 'features', 'precision', 'cache')
+    common = ('run', 'on', 'which', 'max_corrupt', 'workers', 'features', 'precision', 'cache', 'device')
     EVALUATIONS[a['on']].check(**{k: v for k, v in a.items() if k not in common})
     check_damage(a['max_corrupt'])
+    check_device(a['device'])
     check_run(a['run'])
     from vlrep.experiments.commands import evaluate
 
@@ -436,6 +442,7 @@ class _Features:
     precision: _FEATURE_PRECISION = 'fp32'
     max_corrupt: _MAX_DAMAGED = None
     cache: _CACHE = None
+    device: _DEVICE = 'auto'
     plugin: _PLUGIN = ()
 
 
@@ -444,9 +451,88 @@ def _features(argv):
     options = _parse('features', _Features, argv)
     check_run(options.run)
     check_damage(options.max_corrupt)
+    check_device(options.device)
     from vlrep.experiments.commands import extract_features
 
     extract_features(**_given(options))
+
+
+_VECTOR_FORMATS = '.npy', '.parquet', '.safetensors'
+_PAGE_FORMATS = '.html', '.htm'
+
+
+def _check_suffix(path, suffixes):
+    "Raise a `ValueError` if a file to be written has another suffix"
+    if Path(path).suffix not in suffixes:
+        raise ValueError(f'--out {path}: the name of the file must end with {", ".join(suffixes)}')
+
+
+@dataclass(frozen=True)
+class _Embed:
+    "Write one vector for each photo to a file: of the space of images and texts if the run has one, else features"
+
+    run: _A_RUN
+    photos: _some('PHOTOS', 'Image files, and folders of them; or --data')
+    out: _option('FILE', 'A new file: .npy (ids are in a .json file beside it), .parquet or .safetensors')
+    data: _one_of(DATASETS, '(instead of PHOTOS)') = None
+    root: _DIR = None  # Folder of its files (default: that of the run)
+    part: _one_of(('train', 'test'), '(of the dataset, default: test)') = None
+    which: _WHICH = 'best'
+    workers: _READERS = None
+    precision: _FEATURE_PRECISION = 'fp32'
+    max_corrupt: _MAX_DAMAGED = None
+    device: _DEVICE = 'auto'
+    plugin: _PLUGIN = ()
+
+
+def _embed(argv):
+    "Write one vector for each photo to a file"
+    options = _parse('embed', _Embed, argv)
+    check_run(options.run)
+    check_damage(options.max_corrupt)
+    check_device(options.device)
+    _check_suffix(options.out, _VECTOR_FORMATS)
+    from vlrep.experiments.commands import embed_photos
+
+    embed_photos(**_given(options))
+
+
+@dataclass(frozen=True)
+class _Search:
+    "Find the photos of a folder that go best with a sentence, or that are most similar to a photo"
+
+    run: _A_RUN
+    folder: Positional[Annotated[str, arg(metavar='FOLDER', help='Photos, in folders of any depth')]]
+    query: Positional[Annotated[str, arg(metavar='QUERY', help='A sentence in quotes, or an image file')]]
+    top: _COUNT = 12  # How many photos at most (default: 12)
+    json: _FLAG = False  # Print one JSON object
+    out: _FILE = None  # Write a page with the photos: a file that ends with .html
+    index: _DIR = None  # Folder that keeps the vectors of the photos (default: .vlrep-search in FOLDER)
+    which: _WHICH = 'best'
+    workers: _READERS = None
+    max_corrupt: _option('N', 'Stop when more photos than this cannot be read: a number or a share (default: all)') = (
+        '100%'
+    )
+    device: _DEVICE = 'auto'
+    plugin: _PLUGIN = ()
+
+
+def _search(argv):
+    "Find the photos of a folder that go best with a sentence, or with a photo"
+    options = _given(_parse('search', _Search, argv))
+    check_run(options['run'])
+    check_damage(options['max_corrupt'])
+    check_device(options['device'])
+    if options['out'] is not None:
+        _check_suffix(options['out'], _PAGE_FORMATS)
+    if not Path(options['folder']).is_dir():
+        raise ValueError(f'{options["folder"]}: no such folder with photos')
+    from vlrep.experiments.photo_search import search
+
+    try:
+        search(as_json=options.pop('json'), **options)
+    except KeyboardInterrupt:
+        raise _Exit(130, 'stopped; the same command continues where it stopped') from None
 
 # %% ../nbs/90_cli.ipynb #051606a8
 @dataclass(frozen=True)
@@ -495,7 +581,7 @@ class _Benchmark:
     "Images a second of training steps and of the loader, compared with the limits of the device; at most ten minutes"
 
     quick: _FLAG = False  # Small sizes, a minute on a CPU; only to see that everything works
-    device: _NAME = None  # cpu, cuda, cuda:1 (default: the GPU if there is one)
+    device: _DEVICE = 'auto'
     batch: _COUNT = None  # Images a step (default: 64; on a CPU 8 of the paper's model)
     out: _FILE = None  # A file for the numbers, as JSON
     plugin: _PLUGIN = ()
@@ -504,6 +590,7 @@ class _Benchmark:
 def _benchmark(argv):
     "Measure images a second of training steps and of the loader"
     options = _parse('benchmark', _Benchmark, argv)
+    check_device(options.device)
     from vlrep.experiments.benchmark import run_benchmark
 
     run_benchmark(**_given(options))
@@ -890,7 +977,7 @@ class _Paraphrase:
     batch: _COUNT = None  # Sentences at a time (default: 32)
     beams: _COUNT = None  # Width of the beam (default: 4)
     limit: _COUNT = None  # Write at most N captions (default: all)
-    device: _NAME = None  # cpu, cuda, cuda:1 (default: the GPU if there is one)
+    device: _DEVICE = 'auto'
     max_corrupt: _MAX_DAMAGED = None
     plugin: _PLUGIN = ()
 
@@ -902,6 +989,7 @@ def _paraphrase(argv):
         options['via'] = [v.strip() for v in options['via'].split(',') if v.strip()]
     if options.get('via') == []:
         raise ValueError('--via: no language given')
+    check_device(options['device'])
     if Path(options.get('out', '.jsonl')).is_dir():
         raise ValueError(f'--out {options["out"]}: is a folder, expected a file')
     from vlrep.experiments.commands import make_paraphrases
@@ -961,7 +1049,7 @@ class _Regions:
         '10, a quarter of a smaller folder, 1 % of a larger; none with --by files)',
     ) = None
     half: _FLAG = False  # In float16, half the size
-    device: _NAME = None  # cpu, cuda, cuda:1 (default: the GPU if there is one)
+    device: _DEVICE = 'auto'
     plugin: _PLUGIN = ()
 
 
@@ -976,6 +1064,7 @@ def _regions(argv):
     if by == 'grid' and 'weights' not in a and not split_weights(a.get('backbone', ''))[1]:
         raise ValueError('--weights is missing: with --by grid a file with the weights of the backbone')
     check_damage(a.get('max_corrupt'))
+    check_device(a['device'])
     from vlrep.experiments.region_files import make_regions
 
     try:
@@ -990,6 +1079,8 @@ COMMANDS = dict(
     caption=_caption,
     evaluate=_evaluate,
     features=_features,
+    embed=_embed,
+    search=_search,
     report=_report,
     export=_export,
     shards=_shards,
@@ -1039,7 +1130,7 @@ def _problem(error, name):
     return 1, _unexpected(error, name)
 
 # %% ../nbs/90_cli.ipynb #d85561e5
-_PRINTED = 'caption', 'evaluate', 'benchmark', 'data'  # Commands whose result is what they print
+_PRINTED = 'caption', 'search', 'evaluate', 'benchmark', 'data'  # Commands whose result is what they print
 
 
 class _Output:

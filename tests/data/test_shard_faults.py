@@ -24,10 +24,10 @@ from tools import NET, refused, sets
 import vlrep.data.shard_index as shard_index
 import vlrep.data.shards as shards
 from vlrep.cli import main
-from vlrep.data.image_files import adding_to
+from vlrep.data.image_files import IMAGE_SUFFIXES, adding_to
 from vlrep.data.records import ArrayDataset
 from vlrep.data.shard_index import ShardDataset, ShardIndex
-from vlrep.data.shards import IMAGE_SUFFIXES, expand_braces, shard_members, shard_samples, write_shards
+from vlrep.data.shards import expand_braces, shard_members, shard_samples, write_shards
 from vlrep.datasets.base import DATASETS
 from vlrep.datasets.webdataset.reader import make_shards, read_webdataset
 

@@ -13,7 +13,7 @@ from PIL import Image
 from tools import NET, refused, sets, vlrep
 
 from vlrep.data.box_files import BoxFile
-from vlrep.data.image_files import is_hidden
+from vlrep.data.image_files import find_photos, is_hidden
 from vlrep.data.paraphrases import read_paraphrases
 from vlrep.data.records import Record
 from vlrep.data.region_inputs import RegionReader
@@ -34,7 +34,6 @@ from vlrep.datasets.vqa import read_vqa, write_vqa
 from vlrep.datasets.world.dataset import scene, world
 from vlrep.datasets.world.primitives import CATEGORIES
 from vlrep.evaluation.zeroshot.benchmarks import read_cub
-from vlrep.experiments.region_files import find_photos
 from vlrep.methods.fusion_collate import read_generated_captions
 from vlrep.studies.lines import study_head
 from vlrep.training.resume import _cut_lines

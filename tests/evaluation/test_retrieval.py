@@ -21,7 +21,6 @@ from vlrep.datasets.base import DATASETS
 from vlrep.datasets.coco import SPLIT_FILE
 from vlrep.datasets.world.dataset import scene
 from vlrep.evaluation.base import EVALUATIONS
-from vlrep.evaluation.retrieval.embed import image_vectors, text_vectors
 from vlrep.evaluation.retrieval.table import retrieval_table
 from vlrep.evaluation.retrieval.vsepp import hardest_negatives_loss
 from vlrep.evaluation.tagging.tagging import mean_iou
@@ -230,8 +229,8 @@ def test_vectors_do_not_depend_on_the_mode_of_the_model():
     m = Pretrained.from_learner(learn)
     few = splits['valid'].subset(range(6))
     texts = ['a dog', 'two cats in the snow']
-    v = image_vectors(m, few)
-    t = text_vectors(m, texts)
+    v = m.embed_image(few)
+    t = m.embed_text(texts)
     learn.model.train()
     ids = torch.tensor([tokenizer.encode(['a dog'], recipe.max_len)[0]])
 
@@ -239,7 +238,7 @@ def test_vectors_do_not_depend_on_the_mode_of_the_model():
         return m.capabilities['embed_text'](ids, torch.tensor([ids.shape[1]]))
 
     assert not torch.allclose(ask(), ask(), atol=1e-3)
-    assert torch.equal(image_vectors(m, few), v) and torch.equal(text_vectors(m, texts), t)
+    assert (m.embed_image(few) == v).all() and (m.embed_text(texts) == t).all()
     assert all(net.training for net in learn.model.modules())
 
 

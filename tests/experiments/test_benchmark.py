@@ -26,7 +26,7 @@ def test_the_command_passes_on_what_it_is_told(monkeypatch, tmp_path):
     cli.main(['benchmark'])
     assert got == [
         dict(quick=True, device='cpu', batch=4, out=str(tmp_path / 'a.json')),
-        dict(quick=False, device=None, batch=None, out=None),
+        dict(quick=False, device='auto', batch=None, out=None),
     ]
 
 

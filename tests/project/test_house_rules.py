@@ -436,6 +436,7 @@ def test_third_party_imports_are_required():
         ('vlrep.metrics.detection', 'faster_coco_eval'),
         ('vlrep.data.paraphrases', 'transformers'),
         ('vlrep.data.paraphrases', 'huggingface_hub'),
+        ('vlrep.models.photo_vectors', 'pyarrow'),
     }
     fail_with(f'{m} imports {t}' for m, t in used if IMPORT_NAMES.get(t, t) not in known and (m, t) not in optional)
     top = {

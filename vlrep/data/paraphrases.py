@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..core.device import choose_device
 from ..core.files import FilePath, brief, locked, write_error
 from ..core.progress import LiveBar
 from ..core.text_files import json_lines
@@ -28,13 +29,12 @@ class MarianTranslator:
     def __init__(
         self,
         name: str,  # A folder, or a name on the Hugging Face hub
-        device: str = None,  # cpu, cuda; by default the GPU if there is one
+        device: str = 'auto',  # As for `choose_device`
         *,
         beams: int = 4,  # Width of the beam
         max_len: int = 128,  # Longest translation in tokens
     ):
         try:
-            import torch
             from huggingface_hub import hf_hub_download
             from huggingface_hub import logging as hub_logging
             from transformers import MarianMTModel, MarianTokenizer
@@ -49,7 +49,7 @@ class MarianTranslator:
         self.name = str(name)
         self.beams = beams
         self.max_len = max_len
-        self.device = device or ('cuda' if torch.cuda.is_available() else 'cpu')
+        self.device = choose_device(device)
         try:
             if not Path(self.name).is_dir():
                 hf_hub_download(self.name, 'config.json')  # one file alone is retried

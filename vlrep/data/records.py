@@ -587,7 +587,10 @@ class ImageFileDataset(ImageTextDataset):
         **kw,  # As for `ImageTextDataset`
     ):
         paths = [str(p) for p in paths]
-        self._paths = TextBuffer([p] for p in paths)
+        try:
+            self._paths = TextBuffer([p] for p in paths)
+        except UnicodeEncodeError as e:
+            raise ValueError(f'{name}: {e.object!a}: the name is not UTF-8, rename the file') from None
         self.keep = keep
         kw.setdefault('ids', [Path(p).name for p in paths])
         super().__init__(name, len(paths), size, **kw)

@@ -34,7 +34,7 @@ from vlrep.core.files import (
 )
 from ..core.progress import progress
 from ..core.writing_systems import clean_text, one_line
-from .image_files import has_text, some_of
+from .image_files import IMAGE_SUFFIXES, has_text, some_of
 from .mapped_arrays import GrowingArray, MappedNames, MappedText
 from .narratives import Narratives
 from vlrep.data.records import (
@@ -46,7 +46,7 @@ from vlrep.data.records import (
     open_image,
     rows_at,
 )
-from .shards import IMAGE_SUFFIXES, shard_order, shard_samples
+from .shards import shard_order, shard_samples
 
 # %% ../../nbs/data/75_shard_index.ipynb #5a75000d
 class _Unusable(ValueError):

@@ -125,7 +125,7 @@ def backbones_to_probe(
     nets = {context.method: context.model.backbone}
     if random:
         start = initial_backbone(context.recipe, context.info.get('backbone'), seed=context.seed)
-        nets['random'] = bn_statistics(start, images, size or context.model.view.size)
+        nets['random'] = bn_statistics(start.to(context.model.device), images, size or context.model.view.size)
     return nets
 
 

@@ -21,6 +21,7 @@ from PIL import Image
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
+from ..core.device import choose_device
 from ..core.files import FilePath, write_json
 from ..core.progress import Stages, keep_memory, versions
 from ..core.seeding import rng
@@ -373,12 +374,12 @@ def measure_operations(
 
 # %% ../../nbs/experiments/80_benchmark.ipynb #be9c001b
 def benchmark(
-    device: str | torch.device = None,  # By default the GPU if there is one, else the CPU
+    device: str | torch.device = 'auto',  # As for `choose_device`
     plan: BenchmarkPlan = None,  # By default `benchmark_plan(device)`
     log: callable = print,  # Called with lines about the progress
 ) -> dict:  # All numbers, as `write_json` can write them
     "Images a second of steps and loader, and how far they are from what the device can do"
-    device = torch.device(device or ('cuda' if torch.cuda.is_available() else 'cpu'))
+    device = torch.device(choose_device(device))
     plan = plan or benchmark_plan(device)
     stages = Stages(log)
     with stages('matrix products'):
@@ -486,7 +487,7 @@ def benchmark_text(
 # %% ../../nbs/experiments/80_benchmark.ipynb #be9c0024
 def run_benchmark(
     quick: bool = False,  # Small sizes?
-    device: str = None,  # cpu, cuda, cuda:1; by default the GPU if there is one
+    device: str = 'auto',  # As for `choose_device`
     batch: int = None,  # Images a step
     out: FilePath = None,  # A file for the numbers, as JSON
     log: callable = print,  # Called with lines about the progress, and with the tables
@@ -494,10 +495,7 @@ def run_benchmark(
     "Measure, show, and keep the numbers"
     if out is not None and not Path(out).resolve().parent.is_dir():
         raise ValueError(f'--out {out}: no such folder')
-    device = device or ('cuda' if torch.cuda.is_available() else 'cpu')
-    devices = ['cpu', 'cuda', *(f'cuda:{i}' for i in range(torch.cuda.device_count()))]
-    if device not in devices or device == 'cuda' and not torch.cuda.is_available():
-        raise ValueError(f'--device {device}: cpu, cuda or cuda:0 is expected, and torch must see the GPU')
+    device = choose_device(device)
     keep_memory()
     result = benchmark(device, benchmark_plan(device, quick, batch), log)
     if out is not None:

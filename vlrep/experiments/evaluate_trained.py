@@ -146,7 +146,8 @@ def _neighbours(context, before, run, maximum=1000):
         return {}
     if not before:
         some = _still(splits['train'].subset(range(min(len(splits['train']), 2000))), 'training', 1, run.path, str)
-        before = bn_statistics(initial_backbone(recipe, info.get('backbone'), seed=info['seed']), some, recipe.size)
+        start = initial_backbone(recipe, info.get('backbone'), seed=info['seed']).to(m.device)
+        before = bn_statistics(start, some, recipe.size)
     show = partial(larger_image, few, info['data']['name'])
     return dict(
         neighbours=near_samples(

@@ -9,13 +9,16 @@ __all__ = ['trusted_run', 'method_of', 'recipe_of', 'tokenizer_of', 'run_model',
 import sys
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 
 import torch
 from torch import nn
 
+from ..core.device import choose_device
 from ..core.files import FilePath
 from ..core.registry import check_plugins, did_you_mean, load_plugin, resolve
 from ..core.weights import NoInitialWeights, fill_model
+from ..data.image_files import photo_paths
 from ..data.tokenizer import Tokenizer
 from .config import recorded_recipe
 from .initial_weights import with_backbone
@@ -87,10 +90,11 @@ def run_model(
 def open_run(
     run: FilePath,  # A run folder
     which: str | int = 'best',  # Which checkpoint: best, last, or the number of a step
-    device: str | torch.device = 'cpu',  # Device of the model
+    device: str | torch.device = 'auto',  # As for `choose_device`: by default the GPU if there is one
     plugins: Sequence[FilePath] = (),  # Python files of the run that may be imported, since you trust them
 ) -> Pretrained:
     "Open a run for use: `m = vlrep.load(run)`, then `m.caption(images)`, `m.embed(images)`, `m.backbone`"
+    device = choose_device(device)
     run = trusted_run(run, plugins)
     if 'finetune' in run.info:
         return resolve('vlrep.experiments.finetune:open_finetuned')(run, which, device)
@@ -112,16 +116,20 @@ def open_run(
 # %% ../../nbs/experiments/36_load_run.ipynb #e8074e4b
 def caption(
     run: FilePath,  # A run folder
-    images: list,  # Paths
+    images: list,  # Paths of image files, and of folders of them
     which: str | int = 'best',  # Which checkpoint: best, last, or the number of a step
-    log: callable = print,  # Called with each caption; with an empty line for an image that cannot be read
+    log: callable = print,  # Called with each caption, after the path of its photo if there is a folder among `images`;
+    # the caption of an image that cannot be read is empty
     warn: callable = None,  # Called with what is wrong with an image; by default the line goes to standard error
     plugins: Sequence[FilePath] = (),  # Python files of the run that may be imported, since you trust them
+    device: str = 'auto',  # As for `choose_device`
 ) -> list:  # The captions, in order; None for an image that cannot be read
     "Write one sentence for each image; raise a `ValueError` if none of them can be read"
     if not images:
         raise ValueError('IMAGE is missing: name at least one image file')
-    model = open_run(run, which, plugins=plugins)
+    named = any(Path(image).is_dir() for image in images)
+    images = photo_paths(images)
+    model = open_run(run, which, device, plugins)
     warn = warn or partial(print, file=sys.stderr)
     captions = []
     problems = []
@@ -129,7 +137,7 @@ def caption(
         batch = []
         for image in images[i : i + 64]:
             try:
-                batch.append(to_image(image))
+                batch.append(to_image(image, model.side))
             except ValueError as e:
                 batch.append(None)
                 problems.append(e)
@@ -137,9 +145,10 @@ def caption(
                     warn(str(e))
         readable = [image for image in batch if image is not None]
         written = iter(model.caption(readable) if readable else [])
-        for image in batch:
+        for path, image in zip(images[i : i + 64], batch):
             captions.append(None if image is None else next(written))
-            log(captions[-1] or '')
+            shown = path.encode(errors='backslashreplace').decode()  # a name may be other than UTF-8
+            log(f'{shown}\t{captions[-1] or ""}' if named else captions[-1] or '')
     if len(problems) == len(images):
         raise problems[0] if len(images) == 1 else ValueError(f'none of the {len(images)} images can be read')
     return captions

@@ -282,9 +282,8 @@ def _same_view(method, recipe, splits, n, tokenizer, *, steps, max_corrupt):
     kw = dict(
         collate=method.collator(recipe, tokenizer), aug=EvalTransform(recipe.size), bs=len(few), max_corrupt=max_corrupt
     )
-    return replace(recipe, **calm), DataLoaders(
-        StatefulLoader(few, train=True, shuffle=False, flip_p=0.0, **kw), StatefulLoader(few.subset([0]), **kw)
-    )
+    train = StatefulLoader(few, train=True, shuffle=False, flip_p=0.0, **kw)
+    return replace(recipe, **calm), DataLoaders(train, StatefulLoader(few.subset([0]), **kw), device=train.device)
 
 # %% ../../nbs/experiments/50_sanity_checks.ipynb #bf4b895e
 def overfit(

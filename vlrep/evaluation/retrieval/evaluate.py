@@ -10,12 +10,13 @@ import io
 import textwrap
 
 import matplotlib.pyplot as plt
+import torch
 from PIL import Image
 
 from ...core.plotting import INK, bars, drawable, png_uri
 from ..base import EvaluationContext
 from ..held_out import open_held_out
-from .embed import caption_pairs, duplicate_captions, image_vectors, text_vectors
+from .embed import caption_pairs, duplicate_captions
 from .pictures import nearest_captions, nearest_images, retrieval_samples, similarity_matrix
 from .table import DIRECTIONS, retrieval_table
 from ..samples import larger_image
@@ -27,7 +28,8 @@ from ...reports.run_report import jpeg_uri
 def _retrieve(context, dataset, protocol='all'):
     "Rank the captions and images of a dataset; its images with captions, captions, vectors, image numbers and rows"
     dataset, texts, image_of = caption_pairs(dataset)
-    vectors = image_vectors(context.model, dataset), text_vectors(context.model, texts)
+    m = context.model
+    vectors = torch.from_numpy(m.embed_image(dataset)), torch.from_numpy(m.embed_text(texts))
     n = PROTOCOLS[protocol][0] or len(dataset)
     ks = [k for k in (1, 5, 10) if k < n]
     if len(ks) < 3:

@@ -182,7 +182,7 @@ def evaluate_vsepp(
     (train, texts, owner), (test, test_texts, whose) = map(caption_pairs, open_probe_sets(context, data, split))
     recipe = VseppRecipe(epochs=epochs, joint=joint)
     rows = []
-    device = 'cuda' if torch.cuda.is_available() else 'cpu'
+    device = context.model.device
     baselines = getattr(context.options, 'baselines', True)
     for who, net in backbones_to_probe(context, train, random=baselines).items():
         f, g = (features(net, s, context.model.view.size)['avg'] for s in (train, test))

@@ -201,7 +201,7 @@ def evaluate_tagging(
         f'{len(vocabulary):,} {what}, {has.nnz / len(train):.1f} an image; the most frequent: '
         + ', '.join(list(vocabulary)[:k])
     )
-    device = 'cuda' if torch.cuda.is_available() else 'cpu'
+    device = context.model.device
     recipe = TaggingRecipe(epochs=epochs)
     rows = []
     baselines = getattr(context.options, 'baselines', True)
