@@ -58,7 +58,16 @@ setuptools.setup(
     ],
     packages=setuptools.find_packages(include=[cfg['lib_path'], cfg['lib_path'] + '.*']),
     include_package_data=False,
-    package_data={cfg['lib_path']: ['py.typed', 'reports/templates/*.j2', 'reports/*/*.json', 'reproduce/*/*.toml']},
+    package_data={
+        cfg['lib_path']: [
+            'py.typed',
+            'reports/templates/*.j2',
+            'reports/*/*.json',
+            'reproduce/*/*.toml',
+            'pretrained/*/*',
+            'pretrained/*/best/*',
+        ]
+    },
     zip_safe=False,
     python_requires='>=' + cfg['min_python'],
     install_requires=cfg['requirements'].split(),

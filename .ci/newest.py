@@ -99,7 +99,7 @@ def link(py, rows):
 
 def wheel(folder):
     """Build the wheel from a copy that holds only what it needs, and see that it carries exactly the modules of
-    vlrep/, the templates of the report, the reference curves, and py.typed"""
+    vlrep/, the templates of the report, the reference curves, the trained network, and py.typed"""
     src = Path(folder) / 'src'
     src.mkdir()
     for f in ('settings.ini', 'setup.py', 'pyproject.toml', 'README.md', 'LICENSE'):
@@ -111,7 +111,8 @@ def wheel(folder):
     want = {
         p.relative_to(src).as_posix()
         for p in (src / 'vlrep').rglob('*')
-        if p.suffix in ('.py', '.j2', '.json', '.toml') or p.name == 'py.typed'
+        if p.is_file()
+        and (p.suffix in ('.py', '.j2', '.json', '.toml') or p.name == 'py.typed' or 'pretrained' in p.parts)
     }
     if has != want:
         raise Failed(f'the wheel is not vlrep/: {sorted(has ^ want)}')
@@ -174,10 +175,11 @@ def checks(folder):
             raise Failed('no offline run in RUN/wandb')
 
     def writes():
-        text = call('vlrep', 'caption', out, 'scene.png')
-        if not text:
-            raise Failed('vlrep caption printed nothing')
-        print('  ' + text.splitlines()[-1], flush=True)
+        for run in (out, 'world'):  # the second one comes with the package
+            text = call('vlrep', 'caption', run, 'scene.png')
+            if not text:
+                raise Failed(f'vlrep caption {run} printed nothing')
+            print('  ' + text.splitlines()[-1], flush=True)
 
     yield 'wheel installs with its newest requirements', installs
     yield 'every module imports', imports

@@ -98,7 +98,8 @@ def evaluate(
         if dist.is_main:
             facts = dict(on=on, root=root and str(root), options=options, which=str(which), precision=precision)
             line = dict(facts, date=time.strftime('%Y-%m-%d'), commit=commit(), rows=rows)
-            append_line(Path(run) / 'evaluations.jsonl', json.dumps(line, ensure_ascii=False))
+            if Path(run).is_dir():  # nothing is kept for a network of the package
+                append_line(Path(run) / 'evaluations.jsonl', json.dumps(line, ensure_ascii=False))
     log(table_text(rows))
     return rows
 
@@ -197,6 +198,8 @@ def export(
     What was written is read back, and its outputs are compared. A `ValueError` says what cannot be exported
     """
     one_of('--to', to, EXPORT_LAYOUTS)
+    if out is None and not Path(run).is_dir():
+        raise ValueError(f'--out is missing: a folder for what is made of {run}')
     out = Path(out or Path(run) / f'export-{to}')
     opened = open_run(run, which, 'cpu', plugins)
     if to == 'folder':

@@ -7,10 +7,10 @@ __all__ = ['EXPORT_LAYOUTS', 'one_of', 'recipe_name', 'resolve_options', 'tiny_c
 
 # %% ../../nbs/experiments/20_resolve_options.ipynb #77e28c15
 from dataclasses import fields, replace
-from pathlib import Path
 
 from ..core.fields import check_fields
 from ..core.registry import did_you_mean
+from ..core.run_facts import run_path
 from ..datasets.base import DATASETS
 from .config import get_recipe, override_all
 from ..methods.base import METHODS
@@ -127,8 +127,8 @@ def tiny_changes(
 
 # %% ../../nbs/experiments/20_resolve_options.ipynb #1c6004c2
 def check_run(
-    path: 'FilePath',  # A run folder
+    path: 'FilePath',  # A run folder, or world, the network that comes with the package
 ) -> None:
     "Raise a `ValueError` if the folder does not exist; its contents are checked when it is opened"
-    if not Path(path).is_dir():
+    if not run_path(path).is_dir():
         raise ValueError(f'{path}: no such run folder')

@@ -32,7 +32,7 @@ from vlrep.core.files import (
     write_json,
 )
 from ..core.progress import versions
-from ..core.run_facts import FORMAT, check_format, facts_seal, read_log, read_run_facts
+from ..core.run_facts import FORMAT, check_format, facts_seal, read_log, read_run_facts, run_path
 from ..core.weights import check_weights, read_pickle, weights_sha256
 
 # %% ../../nbs/training/50_run_folder.ipynb #746750e0
@@ -460,10 +460,10 @@ def unfinished(self: Run) -> bool:
 
 # %% ../../nbs/training/50_run_folder.ipynb #8f64d399
 def open_run_folder(
-    path: FilePath,  # A run folder
+    path: FilePath,  # A run folder, or world, the network that comes with the package
 ) -> Run:  # With `recipe` and the other facts of `recipe.json` in `info`
     "Open a run for reading; a `ValueError` says what is missing or damaged"
-    run = Run(path)
+    run = Run(run_path(path))
     run.info
     return run
 
