@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader as TorchLoader
 from torch.utils.data import Dataset
 from torch.utils.data._utils.signal_handling import _remove_worker_pids
 
+from ..core.device import choose_device
 from ..core.fields import corrupt_limit
 from ..core.files import FilePath
 from ..core.plotting import show_images
@@ -136,7 +137,7 @@ class StatefulLoader:
         self.tokenizer = self.tokenizer or getattr(self.collate, 'tokenizer', None)
         self.shuffle = self.train if self.shuffle is None else self.shuffle
         self.bucket = getattr(self.source, 'bucket', 0) if self.bucket is None else self.bucket
-        self.device = torch.device(self.device or ('cuda' if torch.cuda.is_available() else 'cpu'))
+        self.device = torch.device(self.device or choose_device())
         self.workers = default_workers(self.source) if self.workers is None else self.workers
         self.waited = 0.0  # seconds that batches were waited for: while they were read here, or workers had none
         self.corrupt = {}  # row of a damaged image -> what is wrong with it
@@ -644,7 +645,7 @@ def loaders(
     from fastai.data.core import DataLoaders  # here: it takes as long as PyTorch, and only training needs it
 
     size = size or train.size
-    kw['device'] = kw.get('device') or ('cuda' if torch.cuda.is_available() else 'cpu')
+    kw['device'] = kw.get('device') or choose_device()
     train_loader = StatefulLoader(train, bs, tokenizer, aug or TrainTransform(size), train=True, **kw)
     valid_loader = StatefulLoader(valid, valid_bs or bs, tokenizer, plain or EvalTransform(size), train=False, **kw)
     return DataLoaders(train_loader, valid_loader, path=path, device=torch.device(kw['device']))

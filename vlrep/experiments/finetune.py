@@ -14,6 +14,7 @@ from types import SimpleNamespace
 
 import torch
 
+from ..core.device import choose_device
 from ..core.files import FilePath, brief, read_json, write_json
 from ..core.progress import commit, logged_warnings
 from ..core.run_facts import has_type, type_words
@@ -109,7 +110,7 @@ def _fast_reader(reader, recipe, body, splits, dist):
     if body is None or not getattr(recipe, 'cache_regions', False):
         return reader
     reader = reader or RegionReader('grid')
-    body.region_encoder.to('cuda' if torch.cuda.is_available() else 'cpu')
+    body.region_encoder.to(choose_device())
     with dist.main_first():
         return CachedReader(body.region_encoder, [d.base for d in splits.values()], reader, recipe.size)
 

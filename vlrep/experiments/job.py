@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 from fastcore.basics import noop
 
+from ..core.device import choose_device
 from ..core.files import FilePath, file_sha256
 from ..core.progress import Stages, commit, keep_memory, versions
 from ..core.registry import plugin_files
@@ -105,7 +106,7 @@ class Job:
         if spec.threads:
             torch.set_num_threads(spec.threads)
         keep_memory()
-        self.device = 'cuda' if torch.cuda.is_available() else 'cpu'
+        self.device = choose_device()
         self.precision = choose_precision(self.device, spec.precision)
 
     @property

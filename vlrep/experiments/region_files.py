@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from ..core.device import choose_device
 from ..core.fields import corrupt_limit

@@ -20,6 +20,7 @@ from fastai.callback.core import CancelValidException
 from fastai.data.core import DataLoaders
 from fastcore.basics import noop
 
+from ..core.device import choose_device
 from ..data.loader import StatefulLoader
 from ..data.subsets import limit_captions
 from ..data.transforms import EvalTransform
@@ -43,10 +44,6 @@ def busy_hint(
     return f'this machine is busy (load {load:.1f} on {cores} cores): --threads 1 may be faster than {threads}'
 
 # %% ../../nbs/experiments/50_sanity_checks.ipynb #3c111930
-def _device():
-    return 'cuda' if torch.cuda.is_available() else 'cpu'
-
-
 class _Enough(Exception):
     "Ends a fit that has reached its goal"
 
@@ -75,7 +72,7 @@ class _Watch(BaseCallback):
         self.seconds.append(now - self.since)
         self.since = now
         if len(self.seconds) == self.warm * self.parts:
-            peak_memory(_device(), reset=True)
+            peak_memory(choose_device(), reset=True)
         if len(self.seconds) >= (self.warm + self.n) * self.parts:
             stop_fit(self.learn, _Enough())
 
@@ -165,7 +162,7 @@ def dry_run(
     except _Enough:
         pass
     (learn,) = made
-    memory = peak_memory(_device())
+    memory = peak_memory(choose_device())
     model = learn.model
     seconds = callback.steps()
     low, step, high = (float(q) for q in np.quantile(seconds, (0.25, 0.5, 0.75)))

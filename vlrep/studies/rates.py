@@ -11,8 +11,8 @@ import math
 from itertools import combinations_with_replacement
 
 import numpy as np
-import torch
 
+from ..core.device import choose_device
 from ..datasets.world.dataset import world
 from ..evaluation.transfer import evaluate_transfer
 from ..models.features import features
@@ -119,7 +119,7 @@ def study_precision(
     study: Study,  # Its `precision` may be auto
 ) -> str:  # fp32, bf16 or fp16
     "Return the precision that the runs of a study compute in here"
-    return choose_precision('cuda' if torch.cuda.is_available() else 'cpu', study.precision)
+    return choose_precision(choose_device(), study.precision)
 
 
 def unstable_text(
