@@ -47,7 +47,7 @@ setuptools.setup(
     python_requires='>=' + cfg['min_python'],
     install_requires=cfg['requirements'].split(),
     extras_require={
-        **{k: cfg[f'{k}_requirements'].split() for k in ('bert', 'detection', 'onnx', 'docs')},
+        **{k: cfg[f'{k}_requirements'].split() for k in ('bert', 'detection', 'hub', 'onnx', 'docs')},
         'dev': ' '.join(cfg[f'{k}_requirements'] for k in ('dev', 'bert', 'detection', 'onnx')).split(),
     },
     entry_points={'console_scripts': cfg['console_scripts'].split()},
