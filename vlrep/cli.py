@@ -555,6 +555,45 @@ def _export(argv):
     export(**_given(options))
 
 
+_REPO = Positional[Annotated[str, arg(metavar='USER/NAME', help='A repository on the Hugging Face hub')]]
+
+
+@dataclass(frozen=True)
+class _Push:
+    "Upload the model of a run to the Hugging Face hub, with a model card"
+
+    run: _A_RUN
+    repo: _REPO
+    which: _WHICH = 'best'
+    public: _FLAG = False  # Everybody may see a new repository (default: its owner only)
+    plugin: _PLUGIN = ()
+
+
+def _push(argv):
+    "Upload the model of a run to the Hugging Face hub"
+    options = _parse('push', _Push, argv)
+    check_run(options.run)
+    from vlrep.experiments.commands import push
+
+    push(**_given(options))
+
+
+@dataclass(frozen=True)
+class _Pull:
+    "Fetch a model from the Hugging Face hub into a folder, which all commands take as a run"
+
+    repo: _REPO
+    out: Positional[Annotated[str, arg(metavar='DIR', help='The folder')]]
+
+
+def _pull(argv):
+    "Fetch a model from the Hugging Face hub"
+    options = _parse('pull', _Pull, argv)
+    from vlrep.experiments.commands import pull
+
+    pull(**_given(options))
+
+
 @dataclass(frozen=True)
 class _Report:
     "Write the report of a run, or one report that compares several runs"
@@ -1083,6 +1122,8 @@ COMMANDS = dict(
     search=_search,
     report=_report,
     export=_export,
+    push=_push,
+    pull=_pull,
     shards=_shards,
     paraphrase=_paraphrase,
     regions=_regions,

@@ -141,7 +141,7 @@ SAY = {
     'training/interrupts.py': 'pretrain finetune',
     'data/image_files.py': 'pretrain finetune evaluate shards paraphrase',
     'data/evaluation_batches.py': 'pretrain finetune evaluate features',
-    'core/registry.py': ' '.join(COMMANDS),
+    'core/registry.py': ' '.join(c for c in COMMANDS if c != 'pull'),  # which opens no code
 }
 # No advice: what is taken away from a message, or looked for in it; or said of the run that is evaluated
 ASIDE = {

@@ -432,6 +432,7 @@ def test_third_party_imports_are_required():
         ('vlrep.training.trackers', 'wandb'),
         ('vlrep.data.wordpiece', 'tokenizers'),
         ('vlrep.models.bert', 'huggingface_hub'),
+        ('vlrep.experiments.hub', 'huggingface_hub'),
         ('vlrep.datasets.detection.detection_set', 'pycocotools'),
         ('vlrep.metrics.detection', 'faster_coco_eval'),
         ('vlrep.data.paraphrases', 'transformers'),

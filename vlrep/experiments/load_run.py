@@ -21,6 +21,7 @@ from ..core.weights import NoInitialWeights, fill_model
 from ..data.image_files import photo_paths
 from ..data.tokenizer import Tokenizer
 from .config import recorded_recipe
+from .hub import HUB_PREFIX, pull_model
 from .initial_weights import with_backbone
 from ..methods.base import METHODS, Method
 from ..methods.recipe import MethodRecipe
@@ -29,13 +30,13 @@ from ..training.run_folder import Run, open_run_folder
 
 # %% ../../nbs/experiments/36_load_run.ipynb #8e9dfbca
 def trusted_run(
-    path: FilePath,  # A run folder
+    path: FilePath,  # A run folder, or a model on the hub: hf://user/name
     plugins: Sequence[FilePath] = (),  # Python files that may be imported, since you trust them
 ) -> Run:
     "Load a run; only code that is in `plugins`, or was imported before, may define its method or data"
     for file in plugins:
         load_plugin(file)
-    run = open_run_folder(path)
+    run = open_run_folder(pull_model(path) if str(path).startswith(HUB_PREFIX) else path)
     check_plugins(run.path, run.info.get('plugins', []))
     return run
 
@@ -88,7 +89,7 @@ def run_model(
 
 # %% ../../nbs/experiments/36_load_run.ipynb #a64ba253
 def open_run(
-    run: FilePath,  # A run folder
+    run: FilePath,  # A run folder, or a model on the hub: hf://user/name
     which: str | int = 'best',  # Which checkpoint: best, last, or the number of a step
     device: str | torch.device = 'auto',  # As for `choose_device`: by default the GPU if there is one
     plugins: Sequence[FilePath] = (),  # Python files of the run that may be imported, since you trust them

@@ -91,6 +91,7 @@ def _of_url(url):
 def _of_hub(repo):
     "Path of a repository's weights in the cache of `huggingface_hub`, fetched if they are not there"
     import huggingface_hub as hub
+    from huggingface_hub import constants, errors
 
     names = 'model.safetensors', 'pytorch_model.bin'
     for name in names:
@@ -101,13 +102,13 @@ def _of_hub(repo):
             try:
                 hub.get_hf_file_metadata(hub.hf_hub_url(repo, name))  # fails at once, where the next line tries 6 times
                 return Path(hub.hf_hub_download(repo, name))
-            except hub.errors.EntryNotFoundError as e:
+            except errors.EntryNotFoundError as e:
                 missing = e
         raise missing
     except Exception as e:  # of whichever HTTP library it uses
         raise OSError(
-            f'{_short(e)}): get {names[0]} of {hub.constants.ENDPOINT}/{repo}, which '
-            f'`hf download {repo} {names[0]}` keeps in {hub.constants.HF_HUB_CACHE}'
+            f'{_short(e)}): get {names[0]} of {constants.ENDPOINT}/{repo}, which '
+            f'`hf download {repo} {names[0]}` keeps in {constants.HF_HUB_CACHE}'
         ) from None
 
 
