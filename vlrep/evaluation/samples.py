@@ -55,7 +55,7 @@ def render_model_input(
 def word_maps(
     m: Pretrained,  # Has the capabilities `caption` and `attend`
     images: list,  # Pictures
-    max_words: int = 16,  # Words kept per caption
+    max_words: int = None,  # Words kept per caption; all by default
     big: list = None,  # The same pictures with more pixels, to show
 ) -> list:  # Dicts `image`, `words`, as `words_html` takes them
     "Caption each picture, and map the attention of each word, averaged over layers and heads"

@@ -275,12 +275,23 @@ def figures_html(
     return render_macro('figures', figures)
 
 # %% ../../nbs/reports/20_figures.ipynb #5ab0999e
+@cache
+def _brightness(uri):
+    "Mean grey value of an image, 0 to 255; 255 for what is none"
+    try:
+        return np.asarray(Image.open(io.BytesIO(base64.b64decode(uri.partition(',')[2]))).convert('L')).mean()
+    except (OSError, ValueError):
+        return 255.0
+
+
 def veil_uri(
     weights: np.ndarray | list,  # Of the cells (h,w), at least 0
+    image: str = None,  # What it covers, as a data URI: a dark image, such as a scene at night, gets a light veil
 ) -> str:  # data:image/png;base64,..., as many pixels as cells
-    "Draw a dark veil, clear where the weight is largest, nearly opaque where it is 0"
+    "Draw a veil, dark over a bright image, clear where the weight is largest, nearly opaque where it is 0"
     w = np.asarray(weights, float)
-    a = np.stack([np.full_like(w, 24), 210 * (1 - w / max(w.max(), 1e-12))], -1).round().astype(np.uint8)
+    shade = 235 if image is not None and _brightness(data_uri(image)) < 80 else 24
+    a = np.stack([np.full_like(w, shade), 210 * (1 - w / max(w.max(), 1e-12))], -1).round().astype(np.uint8)
     buf = io.BytesIO()
     Image.fromarray(a, 'LA').save(buf, 'PNG', optimize=True)
     return 'data:image/png;base64,' + base64.b64encode(buf.getvalue()).decode()
@@ -294,10 +305,10 @@ def words_html(
 ) -> str:  # A row for each sample
     "Show each picture, then a small copy of it for each word, clear where its attention is"
 
-    def veiled(words):
-        return [dict(word=w['word'], veil=veil_uri(w['map'])) for w in words]
+    def veiled(s):
+        return [dict(word=w['word'], veil=veil_uri(w['map'], s['image'])) for w in s['words']]
 
-    return render_macro('words', [s | dict(words=veiled(s['words'])) for s in samples])
+    return render_macro('words', [s | dict(words=veiled(s)) for s in samples])
 
 # %% ../../nbs/reports/20_figures.ipynb #b39fa746
 def near_html(

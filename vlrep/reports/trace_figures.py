@@ -98,7 +98,7 @@ def mask_edge(
     return across + ''.join(f'M{x} {a}V{b}' for x in range(w + 1) for a, b in _runs(m[1:-1, x] != m[1:-1, x + 1]))
 
 # %% ../../nbs/reports/30_trace_figures.ipynb #1a55f7c4
-def _word_pictures(word, spoken, end):
+def _word_pictures(word, spoken, end, image):
     "Compute what the macro `narrated_word` draws: the mask, and the attention's veil with the mask's edge"
     text, t = spoken[word['at']]
     color = time_colour(t / end)
@@ -113,7 +113,7 @@ def _word_pictures(word, spoken, end):
         edge=edge,
         cells=cells,
         scale=f'{100 / w:.5g},{100 / h:.5g}',
-        veil=veil_uri(word['map']),
+        veil=veil_uri(word['map'], image),
         inside=word['inside'],
         area=word['area'],
     )
@@ -143,7 +143,7 @@ def traces_html(
             end=end,
             path=_path(s['strokes'], end),
             spoken=words_html,
-            words=[_word_pictures(w, s['spoken'], end) for w in s['words']],
+            words=[_word_pictures(w, s['spoken'], end, s['image']) for w in s['words']],
         )
 
     return render_macro('traces', [narrative_html(s) for s in samples], [_hex(c) for c in _TURBO])
