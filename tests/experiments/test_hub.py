@@ -2,6 +2,7 @@
 
 import huggingface_hub.constants
 import huggingface_hub.hf_api
+import huggingface_hub.utils
 import pytest
 from hub_server import hub_server
 from PIL import Image
@@ -25,10 +26,11 @@ def hub(tmp_path, monkeypatch):
         monkeypatch.setattr(constants, 'ENDPOINT', server.url)
         monkeypatch.setattr(constants, 'HF_HUB_CACHE', str(tmp_path / 'cache'))
         monkeypatch.setattr(constants, 'HF_HUB_DISABLE_XET', True)
-        monkeypatch.setattr(constants, 'HF_HUB_DISABLE_PROGRESS_BARS', True)
         monkeypatch.setattr(huggingface_hub.hf_api.api, 'endpoint', server.url)
         monkeypatch.setenv('HF_TOKEN', 'hf_nobody')
+        huggingface_hub.utils.disable_progress_bars()
         yield server
+        huggingface_hub.utils.enable_progress_bars()
 
 
 @pytest.fixture
