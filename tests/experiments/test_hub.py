@@ -11,7 +11,7 @@ from tools import refused
 
 import vlrep
 from vlrep.cli import main
-from vlrep.training.run_folder import open_run_folder
+from vlrep.training.run_folder import Run, open_run_folder
 
 PHOTO = Image.new('RGB', (40, 30), (200, 90, 10))
 
@@ -56,6 +56,17 @@ def test_a_model_is_pushed_pulled_and_loaded(hub, run, tmp_path, capsys):
     assert hub.repos['me/again'] == files
     hub.down = True
     assert (vlrep.load('hf://me/model').embed(PHOTO) == ours).all()
+
+
+def test_all_parts_of_a_run_travel(hub, run, tmp_path):
+    "The ids of the test photos, too, so that an evaluation there uses no photo that was trained on"
+    (run / 'test_photos.json').write_text('[["27.png", "f1e099626ebda700"]]')
+    with Run.reopen(run) as r:
+        r.keep_part('test_photos.json')
+    main(['push', str(run), 'me/model'])
+    main(['pull', 'me/model', str(tmp_path / 'copy')])
+    parts = open_run_folder(tmp_path / 'copy').info['parts']
+    assert 'test_photos.json' in parts and all((tmp_path / 'copy' / p).is_file() for p in parts)
 
 
 def test_what_the_hub_does_not_have_is_named(hub, run, tmp_path, capsys):
