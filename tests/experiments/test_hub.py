@@ -2,6 +2,7 @@
 
 import huggingface_hub.constants
 import huggingface_hub.hf_api
+import huggingface_hub.utils
 import pytest
 from hub_server import hub_server
 from PIL import Image
@@ -10,7 +11,7 @@ from tools import refused
 
 import vlrep
 from vlrep.cli import main
-from vlrep.training.run_folder import open_run_folder
+from vlrep.training.run_folder import Run, open_run_folder
 
 PHOTO = Image.new('RGB', (40, 30), (200, 90, 10))
 
@@ -25,10 +26,11 @@ def hub(tmp_path, monkeypatch):
         monkeypatch.setattr(constants, 'ENDPOINT', server.url)
         monkeypatch.setattr(constants, 'HF_HUB_CACHE', str(tmp_path / 'cache'))
         monkeypatch.setattr(constants, 'HF_HUB_DISABLE_XET', True)
-        monkeypatch.setattr(constants, 'HF_HUB_DISABLE_PROGRESS_BARS', True)
         monkeypatch.setattr(huggingface_hub.hf_api.api, 'endpoint', server.url)
         monkeypatch.setenv('HF_TOKEN', 'hf_nobody')
+        huggingface_hub.utils.disable_progress_bars()
         yield server
+        huggingface_hub.utils.enable_progress_bars()
 
 
 @pytest.fixture
@@ -54,6 +56,17 @@ def test_a_model_is_pushed_pulled_and_loaded(hub, run, tmp_path, capsys):
     assert hub.repos['me/again'] == files
     hub.down = True
     assert (vlrep.load('hf://me/model').embed(PHOTO) == ours).all()
+
+
+def test_all_parts_of_a_run_travel(hub, run, tmp_path):
+    "The ids of the test photos, too, so that an evaluation there uses no photo that was trained on"
+    (run / 'test_photos.json').write_text('[["27.png", "f1e099626ebda700"]]')
+    with Run.reopen(run) as r:
+        r.keep_part('test_photos.json')
+    main(['push', str(run), 'me/model'])
+    main(['pull', 'me/model', str(tmp_path / 'copy')])
+    parts = open_run_folder(tmp_path / 'copy').info['parts']
+    assert 'test_photos.json' in parts and all((tmp_path / 'copy' / p).is_file() for p in parts)
 
 
 def test_what_the_hub_does_not_have_is_named(hub, run, tmp_path, capsys):

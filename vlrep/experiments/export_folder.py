@@ -27,7 +27,7 @@ from ..training.run_folder import Run, save_checkpoint
 # %% ../../nbs/experiments/68_export_folder.ipynb #f1d8eec0
 _FACTS = (  # Of recipe.json, without paths and settings of the machine
     'format method recipe data seed precision threads versions commit name accumulate backbone world_size plugin_code '
-    'weights images sizes side parts finetune'
+    'weights images sizes side parts finetune split_found'
 ).split()
 
 

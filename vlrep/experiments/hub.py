@@ -13,7 +13,8 @@ from ..core.files import FilePath, check_new_folder
 
 # %% ../../nbs/experiments/32_hub.ipynb #3202cec1
 HUB_PREFIX = 'hf://'  # Begins the name of a model on the hub, where a run folder is expected
-_FILES = ['README.md', 'recipe.json', 'tokenizer.model', 'labels.json', 'best/manifest.json', 'best/model.safetensors']
+_FILES = 'README.md recipe.json tokenizer.model labels.json test_photos.json'.split()
+_FILES += ['best/manifest.json', 'best/model.safetensors']
 
 
 def _import_hub():

@@ -23,7 +23,7 @@ from ..core.weights import NoInitialWeights
 from ..data.transforms import IMAGENET
 from .backbone_weights import _check, _log_found, load_backbone, network_weights
 from .backbones import backbone_shape, make_backbone
-from .hub_weights import import_timm, near_names, weights_normalisation
+from .hub_weights import check_features, import_timm, near_names, weights_normalisation
 from .resnet_names import RESNETS, own_resnet, split_weights
 
 # %% ../../nbs/models/52_timm_torchvision.ipynb #07e2b260
@@ -55,8 +55,7 @@ def _of_torchvision(name, size):
     if name not in names:
         raise did_you_mean('network of torchvision', name, near_names(name, names))
     net = tv.get_model(name, weights=None)
-    if not isinstance(getattr(net, 'features', None), nn.Sequential):
-        raise ValueError(f'--backbone torchvision/{name}: this network has no `features`; timm may have it, too')
+    check_features(net, name)
     nhwc = hasattr(net, 'permute')  # Swin: its stages give (b,h,w,c)
     for k in [k for k, _ in net.named_children() if k != 'features']:
         delattr(net, k)
