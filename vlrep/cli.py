@@ -172,7 +172,7 @@ class _Trial:
     fields: _FLAG = False  # List the options of the recipe and the data with their values, and end
     recipes: _FLAG = False  # List the recipes, one line each, and end
     tiny: _FLAG = False  # A job of some twenty seconds, which learns next to nothing
-    print_config: _FLAG = False  # Print all options as a file for --config, and end
+    print_config: _FLAG = False  # Print all options but --out as a file for --config, and end
     dry_run: _FLAG = False  # The plan only: parameters, steps, memory and time, from 20 timed steps
     overfit: _FLAG = False  # Overfit one batch, or say that it failed (code 1)
 
@@ -309,7 +309,7 @@ def _pretrain(argv):
     runtime = Runtime(**_runtime_values(a))
     spec = run_spec(method, a['changes'], data, name=a['recipe'], tiny=a['tiny'], **_spec_values(a))
     if a['print_config']:
-        print('\n'.join(config_lines(spec)))
+        print('\n'.join(config_lines(spec, runtime)))
         return
     from vlrep.experiments.pretrain import pretrain, run_checks
 
@@ -317,12 +317,10 @@ def _pretrain(argv):
         if not all([run_checks(check, spec, runtime) for check in checks]):
             sys.exit(1)
         return
-    if a['tiny'] and os.environ.get('RANK', '0') == '0' and not a['quiet']:
-        print(_TINY)
-    _train(a, pretrain, spec, runtime, a['out'])
+    _train(a, pretrain, spec, runtime, a['out'], first=_TINY if a['tiny'] else '')
 
 
-def _train(arguments, job, *args, **options):
+def _train(arguments, job, *args, first='', **options):
     "Call a function that trains, and that a signal may stop; its lines go through the logger `vlrep`"
     from vlrep.training.interrupts import TrainingInterrupted
 
@@ -334,8 +332,10 @@ def _train(arguments, job, *args, **options):
     handler.setFormatter(logging.Formatter('%(asctime)s %(message)s' if arguments['verbose'] else '%(message)s'))
     logger.addHandler(handler)
     logger.setLevel(logging.WARNING if quiet else logging.INFO)
+    if first and os.environ.get('RANK', '0') == '0':
+        logger.info(first)
     try:
-        run = job(*args, log=logger.info, **options)
+        run = job(*args, log=lambda text='': [logger.info(line) for line in str(text).split('\n')], **options)
         if quiet and os.environ.get('RANK', '0') == '0':
             print(run)
     except TrainingInterrupted as e:
@@ -959,7 +959,7 @@ def _finetune(argv):
     more = _spec_values(a) | _values(a, ('which', 'region_files', 'plan'))
     spec = finetune_spec(a['run'], a['task'], a['changes'], a['data'], labels_file=a['labels'], **more)
     if a['print_config']:
-        print('\n'.join(config_lines(spec)))
+        print('\n'.join(config_lines(spec, runtime)))
         return
     check_run(a['run'])
     from vlrep.experiments.finetune import finetune

@@ -136,7 +136,8 @@ def test_a_tracker_gets_the_log_and_the_captions(on_photos):
     seen = EventAccumulator(str(on_photos[1] / 'tensorboard'))
     seen.Reload()
     for column in ('train_loss', 'valid_loss'):
-        rows = [(r['step'], r[column]) for r in open_run_folder(on_photos[1]).log() if r[column] is not None]
+        log = open_run_folder(on_photos[1]).log()
+        rows = list({r['step']: r[column] for r in log[::-1] if r[column] is not None}.items())[::-1]
         assert [e.step for e in seen.Scalars(column)] == [step for step, _ in rows]
         assert [e.value for e in seen.Scalars(column)] == pytest.approx([value for _, value in rows])
     captions = json.loads((on_photos[1] / 'samples.json').read_text())['captions']

@@ -27,6 +27,15 @@ def test_the_options_of_a_method_are_read_as_they_were_printed(capsys, tmp_path,
     assert printed(capsys, 'pretrain', '--config', file, '--print-config') == first
 
 
+def test_settings_of_the_start_are_printed_too(capsys, tmp_path):
+    words = '--tracker tensorboard --save-every 10 --workers 1 --max-corrupt 3 --timeout 60 --cache cc'.split()
+    first = printed(capsys, 'pretrain', *words, '--print-config')
+    for line in ('tracker = "tensorboard"', 'save_every = 10', 'workers = 1', 'max_corrupt = "3"', 'timeout = 60'):
+        assert f'{line}\n' in first, line
+    (tmp_path / 'a.toml').write_text(first)
+    assert printed(capsys, 'pretrain', '--config', tmp_path / 'a.toml', '--print-config') == first
+
+
 def test_the_options_of_photos_are_read_as_they_were_printed(capsys, tmp_path):
     file = tmp_path / 'a.toml'
     first = printed(capsys, 'pretrain', '--data', 'flickr8k', '--root', PHOTOS, '--shuffles', 2, '--print-config')

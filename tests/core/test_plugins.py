@@ -105,7 +105,9 @@ def test_a_method_from_a_file_is_trained_resumed_evaluated_and_opened(folder):
         [*new, '--help'],
         [*new, '--plugin', 'mean.py', *small, '--out', 'whole'],
     )
-    assert 'match  ' in names and 'width=64' in fields and 'match on world: 96 images to learn from' in text
+    assert (
+        'match  ' in names and 'width=64' in fields and 'match on world, recipe world: 96 images to learn from' in text
+    )
     assert '--width ' in page and '(default: 64)' in page and '--depth ' not in page
     vlrep(
         folder,
@@ -206,7 +208,7 @@ def test_a_dataset_of_images_in_memory_is_trained_on(folder):
         [*new, '--method', 'supervised'],
         codes=[0, 0, 0, 2],
     )
-    assert 'virtex on dots: 46 images to learn from' in text and 'CIDEr' in scores
+    assert 'virtex on dots, recipe flickr8k: 46 images to learn from' in text and 'CIDEr' in scores
     num = open_run_folder(folder / 'dots-run').results()[0]['numbers']
     assert num['duplicates']['images'] == 4 and num['right'] > 0  # the same two pictures in every part
     assert 'learns from categories, and dots has none' in lacks

@@ -576,12 +576,12 @@ def show_batch(
     ncol: int = 6,  # Images a row
     size: float = 2.0,  # Inches an image
     **kw,  # As for `show_images`
-) -> 'plt.Figure':  # The figure
+) -> None:  # As fastai's: a returned figure would be shown twice
     "Draw the images of a batch with their captions"
     b = (b or self.one_batch())[0]
     caps = self.texts(b)
     titles = caps and [_fold(t, int(size * 13)) for t in caps[:max_n]]
-    return show_images(list(self.pictures(b)[:max_n]), titles, ncol=ncol, size=size, **kw)
+    show_images(list(self.pictures(b)[:max_n]), titles, ncol=ncol, size=size, **kw)
 
 
 @patch
@@ -596,14 +596,14 @@ def show_results(
     *,
     size: float = 2.6,
     **kw,  # As for `show_batch`
-) -> 'plt.Figure':  # The figure
+) -> None:
     "Draw the images of a batch with their captions and the model's predictions"
     batch = b[0]
     caps = self.texts(batch) or [''] * len(batch['images'])
     says = (describe or self._likeliest)(batch, out)
     wide = int(size * 13)
     titles = [_fold(t, wide) + '\n> ' + _fold(s, wide) for t, s in zip(caps[:max_n], says)]
-    return show_images(list(self.pictures(batch)[:max_n]), titles, ncol=ncol, size=size, **kw)
+    show_images(list(self.pictures(batch)[:max_n]), titles, ncol=ncol, size=size, **kw)
 
 # %% ../../nbs/data/60_loader.ipynb #4a03573e
 @patch

@@ -71,6 +71,17 @@ def read_value(
     raise ValueError(f'{name}={text}: {name} is {" or ".join(_SAYS.get(k, k.__name__) for k in kinds)}')
 
 # %% ../../nbs/experiments/10_config.ipynb #4f78d04c
+_CALLED = dict(  # Names that others use
+    batch_size='bs',
+    batch='bs',
+    learning_rate='lr',
+    weight_decay='wd',
+    image_size='size',
+    img_size='size',
+    epochs='steps',
+)
+
+
 def override_all(
     dataclasses: list,  # Frozen dataclasses, e.g. a recipe and the sizes of a job, without a field in common
     pairs: list,  # Texts `field=value`; the last one for a field wins
@@ -83,6 +94,8 @@ def override_all(
         name = name.strip()
         if not sep:
             raise ValueError(f'{pair!r}: write field=value')
+        if _CALLED.get(name) in home:
+            raise ValueError(f'unknown field {name!r}: it is called {_CALLED[name]!r}')
         if name not in home:
             raise did_you_mean('field', name, home)
         i = home[name]

@@ -145,9 +145,13 @@ def _neighbours(context, before, run, maximum=1000):
     if len(few) < 2 or 'backbone' not in m.capabilities:
         return {}
     if not before:
-        some = _still(splits['train'].subset(range(min(len(splits['train']), 2000))), 'training', 1, run.path, str)
-        start = initial_backbone(recipe, info.get('backbone'), seed=info['seed']).to(m.device)
-        before = bn_statistics(start, some, recipe.size)
+        weights = info.get('weights_file')
+        if weights and not Path(weights).is_file():
+            return {}  # what training began with is gone
+        before = initial_backbone(recipe, info.get('backbone'), weights, seed=info['seed']).to(m.device)
+        if not weights:
+            some = _still(splits['train'].subset(range(min(len(splits['train']), 2000))), 'training', 1, run.path, str)
+            before = bn_statistics(before, some, recipe.size)
     show = partial(larger_image, few, info['data']['name'])
     return dict(
         neighbours=near_samples(

@@ -22,6 +22,7 @@ from .comparisons import changes_of
 from .load_run import open_run, trusted_run
 from ..methods.base import METHODS
 from ..models.export import relative_difference
+from ..reports.run_report import other_tables
 from ..training.run_folder import Run, save_checkpoint
 
 # %% ../../nbs/experiments/68_export_folder.ipynb #f1d8eec0
@@ -44,7 +45,7 @@ def _facts(run):
 _USE = dict(
     embed="vectors = model.embed(['photo.jpg'])   # one of {width} numbers for each photo",
     caption="captions = model.caption(['photo.jpg'])",
-    embed_image="vectors = model.capabilities['embed_image'](model.batch(['photo.jpg']))   # to compare with texts",
+    embed_image="vectors = model.embed_image(['photo.jpg'])   # to compare with model.embed_text(['a dog'])",
 )
 
 
@@ -64,6 +65,8 @@ def model_card(
     if 'backbone' in model.capabilities:
         use.insert(0, _USE['embed'].format(width=model.backbone.width))
     tables = [table_markdown(numbers[k]) for k in ('table', 'where', 'caption_table') if numbers.get(k)]
+    if others := other_tables(numbers):
+        tables.append(table_markdown(others))
     steps = numbers.get('steps', info['recipe'].get('steps'))
     checked = '' if str(which) == 'best' else f' They were measured with the best checkpoint; this is {which}.'
     start = f'weights of {info["weights"].split()[0]}' if info.get('weights') else 'random weights'

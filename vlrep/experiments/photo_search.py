@@ -85,4 +85,5 @@ def search(
         page = _page(query, found, folder, lead)
         with atomic_file(out) as new:
             new.write_text(page, encoding='utf-8')
+        (warn or partial(print, file=sys.stderr))(f'page: {out}')
     return found

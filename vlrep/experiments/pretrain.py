@@ -210,9 +210,9 @@ def _first_line(job, spec, splits, method):
     shared = f', shared by {job.dist.world_size} processes' if job.dist.world_size > 1 else ''
     unit = f'; the loss is {method.loss_unit}' if method.loss_unit else ''
     return (
-        f'{spec.method} on {spec.data}: {len(splits["train"]):,} images to learn from, {spec.recipe.steps:,} '
-        f'steps of {spec.recipe.bs}{shared}; seed {spec.seed}, threads {torch.get_num_threads()}, '
-        f'precision {job.precision}{unit}'
+        f'{spec.method} on {spec.data}, recipe {spec.name}: {len(splits["train"]):,} images to learn from, '
+        f'{spec.recipe.steps:,} steps of {spec.recipe.bs}{shared}; seed {spec.seed}, '
+        f'threads {torch.get_num_threads()}, precision {job.precision}{unit}'
     )
 
 

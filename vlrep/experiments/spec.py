@@ -361,11 +361,15 @@ def spec_options(
 
 def config_lines(
     spec: RunSpec | FinetuneSpec,
+    runtime: Runtime = Runtime(),  # What is not its default is written, too
 ) -> list:  # Lines of TOML
     "Write a specification as a file for `--config`"
     parts = [spec.recipe if isinstance(spec, RunSpec) else spec.plan, spec.options]
     help_text = {name: text for part in filter(None, parts) for name, _, _, text in field_rows(part)}
-    lines = [f'{k} = {json.dumps(v, ensure_ascii=False)}' for k, v in spec_options(spec).items()]
+    default = vars(Runtime())
+    settings = {k: v for k, v in vars(runtime).items() if v != default[k]}
+    options = {**spec_options(spec), **settings}
+    lines = [f'{k} = {json.dumps(v, ensure_ascii=False)}' for k, v in options.items()]
     wide = min(max(map(len, lines)), 40)
     comments = [help_text.get(line.split(' = ')[0], '') for line in lines]
     return [f'{line:<{wide}}  # {text}' if text else line for line, text in zip(lines, comments)]

@@ -6,6 +6,7 @@
 __all__ = ['import_timm', 'near_names', 'check_features', 'weights_normalisation', 'fetch_weights']
 
 # %% ../../nbs/models/51_hub_weights.ipynb #f31bb139
+import difflib
 import socket
 from pathlib import Path
 from urllib.parse import urlparse
@@ -33,8 +34,8 @@ def near_names(
     name: str,  # An unknown name
     names: list,  # The names there are
 ) -> list:  # Twenty at most
-    "Return names that begin alike, so that a message does not list a thousand"
-    return [n for n in names if n[:4] == name[:4]][:20] or names[:20]
+    "Return the names that are most alike, so that a message does not list a thousand"
+    return difflib.get_close_matches(name, names, 20, 0.5) or names[:20]
 
 
 def check_features(

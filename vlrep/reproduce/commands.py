@@ -62,7 +62,9 @@ def plan_lines(
     lines.append(f'{len(commands)} commands: {", ".join(f"{n} {state}" for state, n in counts.items())}')
     if counts['other']:
         lines.append(f'other: {places.out} holds runs of another plan, or of a rehearsal; give another --out')
-    if costs:
+    if not costs:
+        lines.append('for hours and memory: vlrep reproduce measure, then plan --measured with its file')
+    else:
         missing = [cost for state, cost in zip(states, estimates) if state != 'done']
         left = sum(filter(None, missing), Estimate())
         lines.append(

@@ -148,7 +148,10 @@ class CSVLogger(StatefulCallback):
         self.pending.append((','.join(str(row.get(k, '')) for k in self.names) + '\n').encode())
         self._write()
         if self.tracker:
-            self._track({k: float(v) for k, v in row.items() if v not in ('', None) and k != 'step'}, s.step)
+            sent = {k: float(v) for k, v in row.items() if v not in ('', None) and k != 'step'}
+            if valid is not None and self.at == s.step:  # one value a step: that of the steps before
+                sent = {k: v for k, v in sent.items() if k.startswith('valid_')}
+            self._track(sent, s.step)
 
     def _track(self, numbers, step):
         try:
