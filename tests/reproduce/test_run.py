@@ -121,10 +121,10 @@ def test_the_plan_prints_tables_reasons_commands_and_their_states(done):
     lines = out.splitlines()
     assert code == 0 and lines[0] == 'A tiny paper (Somebody, 2020)' and lines[1] == 'table 1, Tasks'
     assert lines[2].split() == ['1.labels', 'Labels']
-    states = [line.split(' vlrep ') for line in lines[3:-1]]
+    states = [line.split(' vlrep ') for line in lines[3:-2]]
     assert [s.strip() for s, _ in states] == ['done', 'done', 'to do', 'to do']
     assert [words.split()[0] for _, words in states] == ['pretrain', 'evaluate'] * 2
-    assert lines[-1] == '4 commands: 2 done, 2 to do'
+    assert lines[-2] == '4 commands: 2 done, 2 to do' and 'measure' in lines[-1]
     out, _ = reproduce(done['folder'], 'plan', '--rehearse')
     assert 'Stock: the photos are private\n' in out
 
@@ -177,7 +177,7 @@ def test_a_damaged_result_is_made_again_and_a_damaged_run_is_named(done, tmp_pat
     assert re.search(r'^3/4 turns-0: [\d.]+ s$', out, re.M) and not open_run_folder(tmp_path / 'runs/turns-0').missing()
     assert rows(tmp_path)['Turns'][-1] == 'done'
     shutil.rmtree(tmp_path / 'runs' / 'labels-0')
-    assert reproduce(tmp_path, 'plan', 'labels')[0].endswith('2 commands: 2 to do\n')
+    assert '2 commands: 2 to do\n' in reproduce(tmp_path, 'plan', 'labels')[0]
 
 
 def test_a_signal_ends_the_command_that_runs(tmp_path):
@@ -200,3 +200,15 @@ def test_a_signal_ends_the_command_that_runs(tmp_path):
         os.kill(child, 0)
     log = (tmp_path / 'runs' / 'logs' / 'labels-0.log').read_text()
     assert f'stopped by SIGTERM after step {run.saved()[-1]}' in log
+
+
+def test_commands_whose_data_is_not_there_are_not_started(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    begun = []
+    monkeypatch.setattr('vlrep.reproduce.run.run_process', lambda words, *a, **k: begun.append(words))
+    with contextlib.redirect_stdout(io.StringIO()) as out, pytest.raises(SystemExit) as e:
+        main(['reproduce', 'run', 'virtex', '1', '--root', 'data'])
+    text = out.getvalue()
+    assert e.value.code == 1 and not begun
+    assert 'not there: data/coco' in text and 'bicaptioning-0: left out, it needs data/coco\n' in text
+    assert 'bicaptioning-0-voc07: left out, it needs bicaptioning-0\n' in text

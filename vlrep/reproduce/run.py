@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ..core.processes import end_processes, start_python
 from .plan import PaperPlan, Places, plan_commands
-from .tables import command_state, missing_data_lines, other_recipe, write_tables
+from .tables import command_state, missing_data, missing_data_lines, other_recipe, write_tables
 from ..training.interrupts import TrainingInterrupted, catch_signals
 
 # %% ../../nbs/reproduce/50_run.ipynb #aaf09f0f
@@ -88,6 +88,7 @@ def run_plan(
     commands = plan_commands(plan, places, items)
     logs = Path(places.out) / 'logs'
     logs.mkdir(parents=True, exist_ok=True)
+    missing = missing_data(plan, places, items)
     for line in missing_data_lines(plan, places, items):
         log(line)
     for i, command in enumerate(commands, 1):
@@ -101,7 +102,8 @@ def run_plan(
         if words is None:
             log(f'{head}done before')
             continue
-        if lost := [name for name in command.needs if name in failed]:
+        absent = [w for w in command.words if w in missing and not Path(w).exists()]
+        if lost := [name for name in command.needs if name in failed] + absent:
             failed[command.name] = f'needs {lost[0]}'
             log(f'{head}left out, it needs {lost[0]}')
             continue
