@@ -27,6 +27,7 @@ KEPT = {
     'reports/curves': '.json',
     'reports/baselines': '.json',
     'reproduce/plans': '.toml',
+    'pretrained': '',
 }
 WORKERS = 3  # processes at a time, one more than cores: some wait for files or others
 passed = failed = 0

@@ -28,8 +28,10 @@ def sent_to_wandb(folder):
             record = pb.Record()
             record.ParseFromString(parts)
             parts = b''
+            summary = {i.key or i.nested_key[0]: i.value_json for i in record.summary.update}
+            seen.update({k: float(v) for k, v in summary.items() if k.startswith('results/')})
             row = {i.key or '.'.join(i.nested_key): i.value_json for i in record.history.item}
-            for name in (k for k in row if not k.startswith('results')):
+            for name in row:
                 seen.setdefault(name, []).append((float(row.get('step', 'nan')), float(row[name])))
     return seen
 
@@ -79,6 +81,8 @@ def test_a_tracker_gets_every_number_of_every_row_of_the_log(tmp_path, name):
         wanted = one_a_step(rows, column)
         assert [step for step, _ in seen[column]] == [step for step, _ in wanted], column
         assert [value for _, value in seen[column]] == pytest.approx([value for _, value in wanted], rel=1e-5), column
+    scores = {k: v for k, v in seen.items() if k.startswith('results/')}
+    assert list(scores) == ['results/toy, points, acc'] and (scores['results/toy, points, acc'] in (75.0, [(0, 75.0)]))
     assert (trained(tmp_path / 'alone', None)[1] == weights).all()
 
 

@@ -185,10 +185,14 @@ def _terms(log):
     return f'The training loss counts {" and ".join(training)}, the held-out loss {" and ".join(held_out)} only'
 
 
-def _use(folder, samples, joint):
+def _use(samples, joint):
     "Lines of Python that use a run"
     captions = any('caption' in c for c in samples.get('captions') or [])
-    lines = ['import vlrep', f'm = vlrep.load({str(folder)!r})', "m.embed('photo.jpg')  # features of the backbone"]
+    lines = [
+        'import vlrep',
+        "m = vlrep.load('RUN')  # the folder of this page",
+        "m.embed('photo.jpg')  # features of the backbone",
+    ]
     if captions:
         lines.append("m.caption('photo.jpg')")
     if joint:
@@ -279,7 +283,6 @@ def report_html(
     samples: dict = {},  # `captions` (as `pick` and `cards_html` take them), `words`, `neighbours` and `traces`,
     # see `vlrep.evaluation.samples` and `vlrep.evaluation.grounding`; `figures`, as
     # `figures_html` takes them
-    folder: FilePath = 'RUN',  # The run, for the lines that open it
 ) -> str:  # The page
     "Fill the page of one run"
     num = res['numbers']
@@ -310,7 +313,7 @@ def report_html(
             curves=_learning(log, staged, bands),
             reference=usual[0].upper() + usual[1:],
             terms=_terms(log),
-            use=_use(folder, samples, 'retrieval' in num),
+            use=_use(samples, 'retrieval' in num),
             transfer=_scores(num.get('table')),
             taught=num.get('supervised'),
             where=_scores(num.get('where')),
@@ -376,7 +379,7 @@ def write_report(
     "Write the page of a run"
     folder = Path(getattr(run, 'path', run))
     r = read_run(folder)
-    page = partial(report_html, r['info'], r['res'], r['log'], r['samples'], folder)
+    page = partial(report_html, r['info'], r['res'], r['log'], r['samples'])
     return write_page(folder / 'report.html', page, folder)
 
 # %% ../../nbs/reports/40_run_report.ipynb #c2bb11dc

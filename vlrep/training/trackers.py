@@ -31,6 +31,11 @@ def _decoded(uri):
     return Image.open(io.BytesIO(base64.b64decode(uri.partition(',')[2]))).convert('RGB')
 
 
+def _scores(rows):
+    "Name -> value of the rows of a table"
+    return {f'results/{r["backbone"]}, {r["question"]}, {r["metric"]}': r['value'] for r in rows}
+
+
 class TensorBoardTracker:
     "Writes the numbers of a run as event files into its folder `tensorboard`"
 
@@ -68,8 +73,8 @@ class TensorBoardTracker:
     ) -> None:
         "Record the table of results, and test images with their captions"
         self._open()
-        for row in rows:
-            self.writer.add_scalar(f'results/{row["backbone"]}, {row["question"]}, {row["metric"]}', row['value'])
+        for name, value in _scores(rows).items():
+            self.writer.add_scalar(name, value)
         for i, sample in enumerate(samples):
             self.writer.add_image(f'samples/{i}', np.array(_decoded(sample['image'])), dataformats='HWC')
             self.writer.add_text(f'samples/{i}', sample['caption'])
@@ -115,9 +120,7 @@ class WandbTracker:
         "Send the table of results, and test images with their captions"
         import wandb
 
-        if rows:
-            columns = list(rows[0])
-            self.run.log(dict(results=wandb.Table(columns, [[row.get(c) for c in columns] for row in rows])))
+        self.run.summary.update(_scores(rows))
         if samples:
             self.run.log(dict(samples=[wandb.Image(_decoded(s['image']), caption=s['caption']) for s in samples]))
 
