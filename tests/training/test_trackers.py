@@ -1,6 +1,7 @@
 "Trackers: what TensorBoard and Weights & Biases are given is what log.csv has"
 
 import struct
+import time
 
 import pytest
 
@@ -10,8 +11,16 @@ from vlrep.training.toy_learner import flat_weights, synth_learner
 from vlrep.training.trackers import TRACKERS, check_tracker, tracker
 
 
-def sent_to_wandb(folder):
-    "Name -> values, of the rows in the file of an offline run: records of a LevelDB log that hold protocol buffers"
+def sent_to_wandb(folder, patience=20):
+    "Name -> values, of the rows in the file of an offline run; its service may still be writing them"
+    until = time.monotonic() + patience
+    while 'train_loss' not in (seen := read_wandb(folder)) and time.monotonic() < until:
+        time.sleep(0.2)
+    return seen
+
+
+def read_wandb(folder):
+    "Read a LevelDB log whose records are protocol buffers"
     from wandb.proto import wandb_internal_pb2 as pb
 
     (file,) = folder.glob('wandb/offline-run-*/*.wandb')
