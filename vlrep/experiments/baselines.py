@@ -156,6 +156,7 @@ def train_baselines(
         nets['initial'] = initial_backbone(recipe, backbone, weights)
     if type(recipe) is SupervisedRecipe or not supervised:
         return nets
+    log('next a baseline: the same network, supervised by the true categories')
     with stages('supervised'):
         tags = with_backbone(METHODS['supervised'], backbone, weights)
         learn = train_on(

@@ -225,7 +225,7 @@ def _weights_hint(spec, photos, method):
         return None
     return (
         f'the initial weights are random, and {photos:,} photos are few to learn from: add '
-        '--backbone torchvision/resnet50:IMAGENET1K_V2 (fetched once; timm/NAME.WEIGHTS, too), or --weights FILE'
+        '--backbone torchvision/resnet50:IMAGENET1K_V2 or timm/NAME.WEIGHTS (fetched once), or --weights FILE'
     )
 
 
@@ -351,6 +351,9 @@ def _pretrain(job, out=None, old=None, at='last', inexact=False):
     facts['images'] = {k: fingerprint(v) for k, v in splits.items()}
     job.agree(facts, spec.recipe.bs)
     log(_first_line(job, spec, splits, method))
+    if DATASETS[spec.data].root_help and splits['train'].captions is not None:
+        for caption in splits['train'].captions[0][:1]:
+            log(f'for example {splits["train"].ids[0]}: {caption}')
     if not old and (hint := _weights_hint(spec, len(splits['train']), method)):
         log(hint)
     with job.folder(lambda: _open_run(job, spec, facts, notes, plugins, out, old)) as run, job.tracker(run) as tracker:
