@@ -26,7 +26,7 @@ def did_you_mean(
 ) -> ValueError:  # To be raised by the caller
     "Return a `ValueError` that lists `options` and names the nearest one"
     options = sorted(map(str, options))
-    near = difflib.get_close_matches(str(name), options, 1, 0.6)
+    near = difflib.get_close_matches(str(name), options, 1, 0.55)
     return ValueError(
         f'unknown {kind} {str(name)!r}'
         + (f': did you mean {near[0]!r}?' if near else '')
