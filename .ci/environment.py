@@ -80,6 +80,7 @@ def byte_code(py, *modules):
 def install(py):
     "The library, editable, with the tools in its `dev` extra"
     print(f'Building .venv with Python {sys.version.split()[0]}: a few minutes, once', flush=True)
+    pip(py, 'install', '--quiet', '--upgrade', 'pip')  # that of Debian's Python 3.11 searches for many minutes
     pip(py, 'install', '--quiet', '--no-compile', '-e', '.[dev]')
     byte_code(
         py,

@@ -331,6 +331,7 @@ def _train(arguments, job, *args, first='', **options):
     handler = logging.StreamHandler(sys.stdout)
     handler.setFormatter(logging.Formatter('%(asctime)s %(message)s' if arguments['verbose'] else '%(message)s'))
     logger.addHandler(handler)
+    logger.propagate = False  # else handlers of the whole program would print the lines again
     logger.setLevel(logging.WARNING if quiet else logging.INFO)
     if first and os.environ.get('RANK', '0') == '0':
         logger.info(first)
@@ -342,6 +343,7 @@ def _train(arguments, job, *args, first='', **options):
         raise _Exit(e.code, f'{e}; resume with: vlrep resume {e.run}') from e
     finally:
         logger.removeHandler(handler)
+        logger.propagate = True
 
 
 class _Exit(Exception):

@@ -9,6 +9,7 @@ import atexit
 import contextlib
 import importlib
 import json
+import logging
 import os
 import pkgutil
 import select
@@ -159,6 +160,7 @@ class Server:
                 for fd in {*map(int, os.listdir('/dev/fd'))} - {0, 1, 2, ask, answer}:
                     with contextlib.suppress(OSError):
                         os.close(fd)
+                logging.getLogger().handlers.clear()  # pytest's log file was among those: its number will be another's
                 sys.warnoptions[:] = ['ignore']
                 warnings.resetwarnings()
                 warnings.simplefilter('ignore')

@@ -141,8 +141,7 @@ def table_rows(
         head, places = found[separator]
         if not all(c in places or c in optional for c in columns):
             head = max((h for h, _ in found.values()), key=len)
-            named = {c: c if c in names else f'{names[0]} (the {c})' for c, names in columns.items()}
-            wanted = ' and '.join(named[c] for c in columns if c not in optional)
+            wanted = ' and '.join(names[0] for c, names in columns.items() if c not in optional)
             raise ValueError(f'{path}, line 1: expected columns {wanted}, not {head}{hint}')
         rows = csv.reader(lines, delimiter=separator, strict=True)
         begin = 2
