@@ -22,6 +22,8 @@ NEWEST = ROOT / '.venv-newest'
 HEAVY = 'torch', 'torchvision', 'triton', 'nvidia-', 'cuda-'
 LIMIT = 300  # seconds for one command
 TRACKERS = 'tensorboard,wandb'  # extras: callbacks of others for these have failed with the newest fastcore
+TESTS = 'tests/training/test_trackers.py', 'tests/cli/test_config_files.py', 'tests/cli/test_commands.py'
+TOOLS = 'pytest', 'pytest-timeout', 'hypothesis'
 TINY = (
     'scenes=96 valid=32 probe=60 probe_held=60 test=60 shown=8 point=12 size=32 vocab=300 '  # in miniature
     'visual_width=8 width=32 heads=2 bs=16 warmup=2 steps=20'
@@ -128,12 +130,12 @@ def install(whl, folder):
 
     def fresh(py):
         link(py, heavy(rows))
-        words = '-c', pins, f'{whl}[{TRACKERS}]'
+        words = '-c', pins, f'{whl}[{TRACKERS}]', *TOOLS
         link(py, alike(rows, newest(py, *words)))
         pip(py, 'install', '--quiet', '--no-compile', *words)
 
     with alone():
-        if not build(NEWEST, fresh, pins.read_text(), VENV / 'bin' / 'python'):
+        if not build(NEWEST, fresh, pins.read_text() + ' '.join(TOOLS), VENV / 'bin' / 'python'):
             pip(py, 'install', '--quiet', '--no-deps', '--force-reinstall', whl)
     pip(py, 'check')
 
@@ -181,6 +183,11 @@ def checks(folder):
                 raise Failed(f'vlrep caption {run} printed nothing')
             print('  ' + text.splitlines()[-1], flush=True)
 
+    def tests():
+        env = {**os.environ, 'PYTHONPATH': str(ROOT / '.ci')}
+        text = quiet(bin / 'python', '-m', 'pytest', '-q', '--tb=short', *TESTS, cwd=ROOT, timeout=LIMIT, env=env)
+        print('  ' + text.strip().splitlines()[-1], flush=True)
+
     yield 'wheel installs with its newest requirements', installs
     yield 'every module imports', imports
     yield 'vlrep pretrain takes 20 steps, seen by TensorBoard', trains
@@ -188,6 +195,7 @@ def checks(folder):
     yield 'vlrep caption writes a caption', writes
     wrong = [bin / 'vlrep', 'pretrain', '--set', 'stepz=20', '--out', Path(folder) / 'no']
     yield 'a wrong option is named, exit code 2', lambda: wrong_option(wrong, folder)
+    yield 'the tests of commands and trackers', tests
 
 
 def results():

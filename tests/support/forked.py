@@ -89,16 +89,17 @@ def imports():
     "Import what programs use, the library too"
     import jinja2
     import matplotlib.pyplot
-    import nbdev.test
     import sklearn.linear_model
     import sklearn.svm
-    import textblob.en.taggers
     import torch
     import torchvision
     import tyro
 
     import vlrep
 
+    for optional in ('nbdev.test', 'textblob.en.taggers'):
+        with contextlib.suppress(ImportError):
+            importlib.import_module(optional)
     for module in pkgutil.walk_packages(vlrep.__path__, 'vlrep.'):
         importlib.import_module(module.name)
     torch.set_num_threads(1)

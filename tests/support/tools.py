@@ -1,5 +1,6 @@
 "What the tests share: the command line in both spellings, and tiny jobs"
 
+import contextlib
 import json
 import os
 import re
@@ -107,8 +108,11 @@ def same_tensors(a, b):
     return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
 
 
-def peak(do):
-    "Bytes by which a forked process grows, and what it raised as text; a signal is an error"
+def peak(do, first=None):
+    """Bytes by which a forked process grows, and what it raised as text; a signal is an error
+
+    `first` is done before: pages of libraries that it touches, and modules that it imports, are not counted
+    """
     r, w = os.pipe()
     pid = os.fork()
     if not pid:
@@ -116,6 +120,8 @@ def peak(do):
         def status(k):
             return next(int(l.split()[1]) for l in open('/proc/self/status') if l.startswith(k)) * 1024
 
+        with contextlib.suppress(Exception):
+            first()
         Path('/proc/self/clear_refs').write_text('5')
         base = status('VmRSS')
         try:
