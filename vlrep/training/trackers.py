@@ -11,6 +11,7 @@ import hashlib
 import importlib.util
 import io
 import json
+import os
 from collections.abc import Callable
 from contextlib import contextmanager
 from pathlib import Path
@@ -98,7 +99,12 @@ class WandbTracker:
         same = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]
         try:
             self.run = wandb.init(
-                project='vlrep', name=folder.name, id=same, resume='allow', dir=str(folder), config=facts
+                project=os.environ.get('WANDB_PROJECT', 'vlrep'),
+                name=folder.name,
+                id=same,
+                resume='allow',
+                dir=str(folder),
+                config=facts,
             )
         except wandb.Error as e:
             raise ValueError(f'--tracker wandb: {e}; log in with `wandb login`, or set WANDB_MODE=offline') from e
