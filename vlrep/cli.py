@@ -1297,9 +1297,11 @@ def _carry_out(arguments):
     if arguments == ['--version']:
         print(f'vlrep {version("vlrep")}')
         return
-    arguments = _configured(arguments)
     for file in _first('', _Plugins, arguments).plugin:
         load_plugin(file)  # it may add methods and datasets, whose names are options
+    arguments = _configured(arguments)
+    for file in _first('', _Plugins, arguments).plugin:  # and those that a file of options names
+        load_plugin(file)
     name, *argv = arguments or ['--help']
     if name in COMMANDS:
         COMMANDS[name](argv)

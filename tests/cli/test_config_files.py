@@ -2,10 +2,12 @@
 
 import logging
 import re
+import subprocess
+import sys
 
 import pytest
 from paths import PHOTOS
-from tools import TWO_STEPS, refused
+from tools import ENV, TWO_STEPS, refused
 
 from vlrep.cli import main
 from vlrep.evaluation.finetune.plan import TASKS
@@ -77,6 +79,29 @@ def test_a_run_folder_is_a_file_of_options(capsys, tmp_path):
     first, second = (config_lines(recorded_spec(r)) for r in (run, again))
     assert [b for a, b in zip(first, second) if a != b] == ['seed = 1']
     assert not logging.getLogger('vlrep').handlers
+
+
+PLUGIN = """
+from dataclasses import replace
+from vlrep.methods.base import METHODS
+METHODS.add(replace(METHODS['supervised'], name='mine'))
+"""
+
+
+def test_a_method_of_a_plug_in_is_configured(tmp_path):
+    "Named in the file of options; or on the command line, beside a run folder whose method it is"
+    file = tmp_path / 'my_plugin.py'
+    file.write_text(PLUGIN)
+    (tmp_path / 'a.toml').write_text(f'method = "mine"\nplugin = ["{file}"]\n')
+    run = tmp_path / 'run'
+    train = ['--method', 'mine', '--out', run, '--tiny', *TWO_STEPS, '--set', 'baselines=false']
+    for words in (['--config', tmp_path / 'a.toml', '--print-config'], train, ['--config', run, '--print-config']):
+        if '--config' not in words or run in words:
+            words = ['--plugin', file, *words]
+        command = [sys.executable, '-m', 'vlrep.cli', 'pretrain', *map(str, words)]
+        done = subprocess.run(command, capture_output=True, text=True, env=ENV, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert ('method = "mine"' in done.stdout) == ('--print-config' in words)
 
 
 @pytest.mark.parametrize(

@@ -100,7 +100,7 @@ def test_a_device_that_the_machine_lacks_is_refused(run, tmp_path, one_gpu, caps
     assert '--device cuda:3: this machine has 1 GPU\n' in said
     for words in (['search', run, tmp_path, 'a dog'], ['evaluate', run, '--on', 'captions'], ['benchmark', '--quick']):
         assert '--device cuda:3: this machine has 1 GPU\n' in refused(capsys, *words, '--device', 'cuda:3')
-    with pytest.raises(ValueError, match='--device mps: PyTorch finds no GPU of Apple'):
+    with pytest.raises(ValueError, match='--device mps: PyTorch finds no Apple GPU'):
         vlrep.load(run, device='mps')
 
 

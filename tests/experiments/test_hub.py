@@ -72,8 +72,8 @@ def test_all_parts_of_a_run_travel(hub, run, tmp_path):
 def test_what_the_hub_does_not_have_is_named(hub, run, tmp_path, capsys):
     assert 'me/none: cannot be fetched' in refused(capsys, 'pull', 'me/none', tmp_path / 'copy')
     hub.repos['me/other'] = {'config.json': b'{}'}
-    assert 'it is no model of this library' in refused(capsys, 'pull', 'me/other', tmp_path / 'copy')
-    assert 'model: is no name on the hub' in refused(capsys, 'push', run, 'model')
+    assert 'it is not a model of this library' in refused(capsys, 'pull', 'me/other', tmp_path / 'copy')
+    assert 'model: is not a name on the hub' in refused(capsys, 'push', run, 'model')
     assert 'exists already' in refused(capsys, 'pull', 'me/other', run)
     with pytest.raises(ValueError, match='hf://me/none: cannot be fetched'):
         vlrep.load('hf://me/none')

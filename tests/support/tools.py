@@ -108,7 +108,7 @@ def same_tensors(a, b):
     return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
 
 
-def peak(do, first=None):
+def peak(do, first=lambda: None):
     """Bytes by which a forked process grows, and what it raised as text; a signal is an error
 
     `first` is done before: pages of libraries that it touches, and modules that it imports, are not counted

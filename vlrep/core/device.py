@@ -17,7 +17,7 @@ def check_device(
 ) -> str:  # The same
     "Check how a device is spelled; a `ValueError` if it is the name of none"
     if not re.fullmatch(r'auto|cpu|mps|cuda(:\d{1,3})?', name):
-        raise ValueError(f'--device {name}: no device is called so; write one of {DEVICES}')
+        raise ValueError(f'--device {name}: unknown device; write one of {DEVICES}')
     return name
 
 
@@ -32,7 +32,7 @@ def choose_device(
     if name == 'auto':
         return 'cuda' if gpus else 'cpu'
     if name == 'mps' and not torch.backends.mps.is_available():
-        raise ValueError('--device mps: PyTorch finds no GPU of Apple on this machine')
+        raise ValueError('--device mps: PyTorch finds no Apple GPU on this machine')
     if name.startswith('cuda') and int(name.partition(':')[2] or 0) >= gpus:
         raise ValueError(f'--device {name}: this machine has {gpus or "no"} GPU{"" if gpus == 1 else "s"}')
     return name

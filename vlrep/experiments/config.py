@@ -71,14 +71,13 @@ def read_value(
     raise ValueError(f'{name}={text}: {name} is {" or ".join(_SAYS.get(k, k.__name__) for k in kinds)}')
 
 # %% ../../nbs/experiments/10_config.ipynb #4f78d04c
-_CALLED = dict(  # Names that others use
+_SYNONYMS = dict(  # Names of other libraries
     batch_size='bs',
     batch='bs',
     learning_rate='lr',
     weight_decay='wd',
     image_size='size',
     img_size='size',
-    epochs='steps',
 )
 
 
@@ -94,8 +93,8 @@ def override_all(
         name = name.strip()
         if not sep:
             raise ValueError(f'{pair!r}: write field=value')
-        if _CALLED.get(name) in home:
-            raise ValueError(f'unknown field {name!r}: it is called {_CALLED[name]!r}')
+        if _SYNONYMS.get(name) in home:
+            raise ValueError(f'unknown field {name!r}: it is called {_SYNONYMS[name]!r}')
         if name not in home:
             raise did_you_mean('field', name, home)
         i = home[name]

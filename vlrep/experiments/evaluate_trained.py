@@ -146,16 +146,20 @@ def _neighbours(context, before, run, maximum=1000):
         return {}
     if not before:
         weights = info.get('weights_file')
-        if weights and not Path(weights).is_file():
-            return {}  # what training began with is gone
-        before = initial_backbone(recipe, info.get('backbone'), weights, seed=info['seed']).to(m.device)
+        if not weights or Path(weights).is_file():  # else what training began with is gone
+            before = initial_backbone(recipe, info.get('backbone'), weights, seed=info['seed']).to(m.device)
         if not weights:
             some = _still(splits['train'].subset(range(min(len(splits['train']), 2000))), 'training', 1, run.path, str)
             before = bn_statistics(before, some, recipe.size)
     show = partial(larger_image, few, info['data']['name'])
+    nets = {'before training': before, 'after': m.backbone}
     return dict(
         neighbours=near_samples(
-            {'before training': before, 'after': m.backbone}, few, m.view.size, seed=info['seed'], show=show
+            {name: net for name, net in nets.items() if net is not None},
+            few,
+            m.view.size,
+            seed=info['seed'],
+            show=show,
         )
     )
 

@@ -131,7 +131,7 @@ def export_folder(
         (new / 'README.md').write_text(model_card(run, model, which), encoding='utf-8')
         error = _difference(model, open_run(new))
         if error or weights_sha256(weights) != weights_sha256(Run(new).weights('best')):
-            raise ValueError(f'{run.path}: what vlrep.load read again is another model; nothing was written')
+            raise ValueError(f'{run.path}: vlrep.load reads a different model from it; nothing was written')
         files = sorted(str(p.relative_to(new)) for p in new.rglob('*') if p.is_file())
     lines = ['import vlrep', f'model = vlrep.load({str(folder)!r})', 'print(model)']
     return dict(files=[str(folder / f) for f in files], by='vlrep.load', error=error, open=lines)

@@ -31,7 +31,7 @@ def _repository(name):
     "Name of a repository without `hf://`, checked"
     repo = name.removeprefix(HUB_PREFIX)
     if not re.fullmatch(r'[\w.-]+/[\w.-]+', repo):
-        raise ValueError(f'{name}: is no name on the hub: user/name is expected')
+        raise ValueError(f'{name}: is not a name on the hub: user/name is expected')
     return repo
 
 
@@ -80,7 +80,7 @@ def pull_model(
         except Exception:  # no network: of whichever HTTP library it uses
             cached = True
         if not cached and 'recipe.json' not in [s.rfilename for s in info.siblings]:
-            raise ValueError('it is no model of this library, recipe.json is missing')
+            raise ValueError('it is not a model of this library, recipe.json is missing')
         return Path(hub.snapshot_download(name, local_files_only=cached, **how))
     except Exception as e:
         raise ValueError(f'{repo}: cannot be fetched from {hub.constants.ENDPOINT} ({_why(e)})') from None

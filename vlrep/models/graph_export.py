@@ -153,11 +153,12 @@ def export_graphs(
     names = [n for n in _INPUTS if isinstance(_owner(m.capabilities.get(n)), nn.Module)]
     if not names:
         raise ValueError(
-            f'{m.name}: nothing of it is a function of a batch of images or texts alone, and can be exported to {to}; '
+            f'{m.name}: it has no capability that is a function of a batch of images or texts alone, so nothing can be '
+            f'exported to {to}; '
             f'its capabilities: {", ".join(m.capabilities)}'
         )
     check_new_folder(folder)
-    left_out = {n: 'is no function of a batch alone' for n in m.capabilities if n not in names}
+    left_out = {n: 'is not a function of a batch alone' for n in m.capabilities if n not in names}
     if 'caption' in left_out:
         left_out['caption'] = 'is a loop over words, whose parts are visual_tokens and next_words'
     view = dict(size=m.view.size, whole=m.view.whole, mean=list(m.view.mean), std=list(m.view.std))

@@ -200,8 +200,8 @@ def _read(at, facts, log):
             stored = read_json(at / 'photos.json')
             vectors = np.load(at / 'vectors.npy') if stored['photos'] else None
             return PhotoIndex(stored['photos'], vectors, stored['corrupt'])
-        why = f'{at}: its vectors are of other weights, or another folder'
-    log(f'{why}; the index is made anew')
+        why = f'{at}: its vectors are of other weights or another folder'
+    log(f'{why}; the index is rebuilt')
     return PhotoIndex()
 
 
