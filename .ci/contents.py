@@ -27,9 +27,10 @@ CHAPTERS = {
     6: ('A run you can trust', 'Optimiser, schedule, checkpoints, exact resuming, and checks before and after'),
     7: ('Is it any good? Probes, baselines, intervals', 'What frozen features are worth, and how sure we may be of it'),
     8: ('Contrast: InfoNCE, queues, momentum, MCT', 'The caption that belongs to the image, among many that do not'),
-    9: ('Grounding: LocTex, ICMLM', 'Where in the image a word is, learned from mouse traces or masked tokens'),
-    10: ('Fusion, fine-tuning: VisualBERT, ViLBERT', 'Image and text in one Transformer, then tasks that need both'),
-    11: ('Your own method, compared fairly', 'What a method must define, and how it is compared with the others'),
+    9: ('Grounding: LocTex', 'Where in the image a word is, learned from mouse traces'),
+    10: ('Masked words: ICMLM', 'A masked word of a caption, predicted from the image'),
+    11: ('Fusion, fine-tuning: VisualBERT, ViLBERT', 'Image and text in one Transformer, then tasks that need both'),
+    12: ('Your own method, compared fairly', 'What a method must define, and how it is compared with the others'),
 }
 
 # ---------------------------------------------------------------- reading the notebooks

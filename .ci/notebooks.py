@@ -32,7 +32,7 @@ LIMIT = 600
 SLOWEST = """
 tutorials/detection course/05_captioning methods/loctex/40_method methods/virtex/40_method evaluation/30_transfer
 experiments/65_pretrain models/10_backbones evaluation/40_captioning methods/supervised/40_method tutorials/tour
-models/30_text_encoder models/55_export tutorials/your_method methods/virtex/50_official course/09_grounding index
+models/30_text_encoder models/55_export tutorials/your_method methods/virtex/50_official course/10_icmlm index
 90_cli
 """.split()
 

@@ -53,7 +53,7 @@ def test_contents_are_up_to_date(contents):
 def test_every_source_has_a_chapter(contents):
     nbs = contents.read(ROOT)
     course = contents.outline(nbs)
-    assert list(course) == list(range(1, 12)) and all(sources for *_, sources in course.values())
+    assert list(course) == list(range(1, 13)) and all(sources for *_, sources in course.values())
     listed = [n for *_, sources in course.values() for n in sources]
     sources = {n for n in nbs if n != 'index.ipynb' and not n.startswith('course/')}
     assert len(listed) == len(set(listed)) and set(listed) == sources
@@ -142,7 +142,7 @@ def test_links_are_replaced(contents, copy):
     assert p.read_text(encoding='utf-8') == was
 
 
-@pytest.mark.parametrize('line', ['', '- chapter: 12', '- chapter: five'])
+@pytest.mark.parametrize('line', ['', '- chapter: 13', '- chapter: five'])
 def test_a_missing_chapter_is_named(contents, copy, line):
     save(copy / 'nbs' / 'models' / '35_momentum.ipynb', notebook(markdown('0a0b0c0d', f'# M\n\n> A line\n\n{line}')))
     with pytest.raises(ValueError, match='(?s)- chapter: N.*nbs/models/35_momentum.ipynb'):
