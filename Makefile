@@ -8,7 +8,6 @@ help:
 	@echo 'make rehearse     every row of the five papers, small, on imitations of their data: a quarter of an hour (PAPER=virtex)'
 	@echo 'make robust       the checks on learning with other seeds, precisions, threads and instruction sets: hours (ONLY=... SEEDS=... ISA=...)'
 	@echo 'make lab          JupyterLab on the notebooks'
-	@echo 'make blank        the chapters of the course without their solutions, in _course/'
 	@echo 'make check        the checks of some notebooks, without slow cells (ONLY="NAME ...")'
 	@echo 'make notebooks    run all notebooks anew, slow cells too, and rewrite their outputs (ONLY="NAME ...")'
 	@echo 'make format       lay out notebooks, tests and scripts (ruff)'
@@ -37,9 +36,6 @@ robust: venv
 
 lab: venv
 	@$(BIN)/jupyter lab --notebook-dir nbs $(if $(filter 0,$(shell id -u)),--allow-root) $(ARGS)
-
-blank:
-	@$(PYTHON) .ci/blank.py
 
 check: venv
 	@$(BIN)/python -W ignore .ci/notebooks.py test $(ONLY)
@@ -70,5 +66,5 @@ clean:
 	rm -rf .venv .venv-newest .venv-docs build dist _docs _proc *.egg-info .pytest_cache
 	find vlrep nbs tests .ci \( -name __pycache__ -o -name .ipynb_checkpoints \) -prune -exec rm -rf {} +
 
-.PHONY: help venv pretrain test rehearse robust lab blank check notebooks format export readme curves docs clean
+.PHONY: help venv pretrain test rehearse robust lab check notebooks format export readme curves docs clean
 .NOTPARALLEL:

@@ -1,8 +1,9 @@
-"""Write the course's contents, and the line of links at the top of each notebook
+"""Write the list of all notebooks, and the links between them
 
-A notebook says in its title cell which chapter of the course it belongs to: `- chapter: 5`. From that, and from the
-order in which packages import each other, come the page nbs/course/00_contents.ipynb, the table of chapters in
-nbs/index.ipynb, and one cell of links in every notebook: up to its chapter, back and on within it.
+A notebook says in its title cell which chapter of the course it belongs to: `- chapter: 5`, or `- chapter: 5, core` if
+a reader of that chapter should know it. From that, and from the order in which packages import each other, come the
+page nbs/course/notebooks.ipynb, the table of chapters on the course's first page, one cell of links below the title of
+every notebook (up to its chapter, back and on within it), and the last cell of every chapter.
 `contents.py` writes, `contents.py --check` only says what would change.
 """
 
@@ -13,9 +14,13 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-CONTENTS = 'course/00_contents.ipynb'
+CONTENTS = 'course/00_contents.ipynb'  # the first page of the course
+ALL = 'course/notebooks.ipynb'
 LINKS = '6e617669'  # id of the cell of links, the same in every notebook
-TABLE = '636f7572'  # id of the cell of nbs/index.ipynb that holds the chapters
+SOURCES = '6e617670'  # id of a chapter's last cell: the library's notebooks on its topic
+COLAB = 'https://colab.research.google.com/github/vlrep/vlrep/blob/main/nbs'
+INSTALL = '!pip install git+https://github.com/vlrep/vlrep'
+TABLE = '636f7572'  # id of the cell of the course's first page that holds the chapters
 
 # The outline. A chapter that has a notebook, nbs/course/NN_name.ipynb, takes title and line from there instead
 CHAPTERS = {
@@ -58,8 +63,13 @@ def headline(nb):
 
 def chapter(nb):
     "What the title cell says after `- chapter:`, or None"
-    m = re.search(r'^- chapter: *(.*?) *$', text(nb['cells'][0]['source']), re.M)
+    m = re.search(r'^- chapter: *(.*?)(, core)? *$', text(nb['cells'][0]['source']), re.M)
     return m and m[1]
+
+
+def is_core(nb):
+    "Whether a reader of its chapter should know this notebook; the others are details"
+    return bool(re.search(r'^- chapter: .*, core *$', text(nb['cells'][0]['source']), re.M))
 
 
 def package(name):
@@ -145,28 +155,41 @@ def lines_of_links(nbs, course):
             up = link(n, page or CONTENTS, f'chapter {k}, {title}')
             out[n] = ' · '.join([f'Up: {up}', *around(n, sources, nbs)])
         if page:
-            out[page] = ' · '.join([f'Up: {link(page, CONTENTS, "contents")}', *around(page, chapters, nbs)])
-            found = ' · '.join(link(page, n, headline(nbs[n])[0]) for n in sources)
-            out[page] += f"\n\nThe library's notebooks of this chapter: {found}"
+            out[page] = ' · '.join([f'Up: {link(page, CONTENTS, "the course")}', *around(page, chapters, nbs)])
+            out[page] += f'\n\n[Open in Colab]({COLAB}/{page}) (not tried yet). There, run `{INSTALL}` first.'
     return out
 
 
-def contents_page(nbs, course):
-    "The page of contents, a notebook without code"
+def sources_of_chapter(page, sources, nbs):
+    "The last cell of a chapter: its core notebooks with a line each, then the details"
+
+    def linked(n):
+        return link(page, n, headline(nbs[n])[0])
+
+    core = [n for n in sources if is_core(nbs[n])]
+    details = [linked(n) for n in sources if n not in core]
+    lines = ['## In the library', '', *(f'- {linked(n)}: {headline(nbs[n])[1]}' for n in core)]
+    return '\n'.join([*lines, *(['', f'Details: {" · ".join(details)}'] if details else [])])
+
+
+def page_of_all(nbs, course):
+    "The page that lists all notebooks, a notebook without code"
 
     def cell(i, src):
         return dict(cell_type='markdown', id=f'c0173{i:03x}', metadata={}, source=lines(src))
 
+    def item(n):
+        title = link(ALL, n, headline(nbs[n])[0])
+        return f'- {f"**{title}**" if is_core(nbs[n]) else title}: {headline(nbs[n])[1]}'
+
     def part(k, page, title, line, sources):
-        own = '' if page else ' The chapter itself is still to be written; its notebooks are there.'
-        head = f'## {k} · {link(CONTENTS, page, title) if page else title}\n\n{line}.{own}\n\n'
-        return head + '\n'.join(f'- {link(CONTENTS, n, headline(nbs[n])[0])}: {headline(nbs[n])[1]}' for n in sources)
+        head = f'## {k} · {link(ALL, page, title) if page else title}\n\n{line}.\n\n'
+        return head + '\n'.join(map(item, sources))
 
     first = (
-        '# Contents\n\n> The chapters of the course, and the notebooks of the library that belong to each\n\n'
-        'A chapter explains one topic, builds the naive version by hand and has exercises. The code of the '
-        'library and its tests are in the notebooks listed below it.\n\n'
-        '`make blank` writes the chapters without their solutions into `_course/`, for solving the exercises.\n\n'
+        '# All notebooks\n\n> The notebooks of the library, by the chapter of the course that explains their topic\n\n'
+        f'The code of the library and its tests are in these notebooks. Those in **bold** are the core of their '
+        f'chapter; the others are details. {link(ALL, CONTENTS, "The course")} explains the ideas.\n\n'
         'This page is written by `make export` from the line `- chapter: N` in the first cell of each notebook.'
     )
     cells = [cell(0, first), *(cell(k, part(k, *v)) for k, v in course.items())]
@@ -174,23 +197,35 @@ def contents_page(nbs, course):
     return dict(cells=cells, metadata=dict(kernelspec=kernel), nbformat=4, nbformat_minor=5)
 
 
-def table(course):
-    "The chapters for nbs/index.ipynb"
-    rows = [
-        f'| {k} | {link("index.ipynb", page, title) if page else title} | {line} |'
-        for k, (page, title, line, _) in course.items()
-    ]
-    return '\n'.join(['| | chapter | |', '|---|---|---|', *rows])
+def minutes(nb):
+    "What a chapter says of its time: minutes to read, and minutes for the exercises"
+    prose = '\n'.join(text(c['source']) for c in nb['cells'][:4])
+    m = re.search(r'\*\*Time:\*\* (\d+) minutes to read, (\d+) for the exercises', prose)
+    return (int(m[1]), int(m[2])) if m else (0, 0)
+
+
+def table(nbs, course):
+    "The chapters for the first page of the course, with their minutes"
+    rows = []
+    times = []
+    for k, (page, title, line, _) in course.items():
+        times.append(minutes(nbs[page]) if page else (0, 0))
+        rows.append(
+            f'| {k} | {link(CONTENTS, page, title) if page else title} | {line} | {times[-1][0]} + {times[-1][1]} |'
+        )
+    read, practise = map(sum, zip(*times))
+    total = f'| | | *together, in hours* | {read / 60:.0f} + {practise / 60:.0f} |'
+    return '\n'.join(['| | chapter | | minutes to read + to practise |', '|---|---|---|---|', *rows, total])
 
 
 def lines(src):
     return src.splitlines(keepends=True)
 
 
-def with_links(nb, src):
-    "`nb` with the line of links below its title, in place of the one that it had"
-    cells = [c for c in nb['cells'] if c.get('id') != LINKS and not ''.join(c['source']).startswith('Up:')]
-    cells.insert(1, dict(cell_type='markdown', id=LINKS, metadata={}, source=lines(src)))
+def with_cell(nb, id_, src, at):
+    "`nb` with a generated cell at its place, instead of the one that it had"
+    cells = [c for c in nb['cells'] if c.get('id') != id_ and not (id_ == LINKS and text(c['source'])[:3] == 'Up:')]
+    cells.insert(len(cells) if at is None else at, dict(cell_type='markdown', id=id_, metadata={}, source=lines(src)))
     return {**nb, 'cells': cells}
 
 
@@ -198,15 +233,15 @@ def written(root):
     "Path below nbs/ -> text of every notebook that holds something generated, as it should be"
     nbs = read(root)
     course = outline(nbs)
-    new = {n: with_links(nbs[n], src) for n, src in lines_of_links(nbs, course).items()}
-    new[CONTENTS] = contents_page(nbs, course)
-    index = nbs['index.ipynb']
-    if not any(c.get('id') == TABLE for c in index['cells']):
-        raise ValueError(f'nbs/index.ipynb: the cell {TABLE}, which holds the chapters, is missing')
-    new['index.ipynb'] = {
-        **index,
-        'cells': [{**c, 'source': lines(table(course))} if c.get('id') == TABLE else c for c in index['cells']],
-    }
+    new = {n: with_cell(nbs[n], LINKS, src, 1) for n, src in lines_of_links(nbs, course).items()}
+    for page, _, _, sources in course.values():
+        if page:
+            new[page] = with_cell(new[page], SOURCES, sources_of_chapter(page, sources, nbs), None)
+    new[ALL] = page_of_all(nbs, course)
+    if not any(c.get('id') == TABLE for c in nbs[CONTENTS]['cells']):
+        raise ValueError(f'nbs/{CONTENTS}: the cell {TABLE}, which holds the chapters, is missing')
+    cells = [{**c, 'source': lines(table(nbs, course))} if c.get('id') == TABLE else c for c in nbs[CONTENTS]['cells']]
+    new[CONTENTS] = {**nbs[CONTENTS], 'cells': cells}
     return {n: json.dumps(nb, sort_keys=True, indent=1, ensure_ascii=False) + '\n' for n, nb in new.items()}
 
 

@@ -16,11 +16,11 @@ from configparser import ConfigParser
 from pathlib import Path
 from urllib.parse import unquote
 
-import blank
 import contents
 import docs_check
 import docs_reference
 import environment
+import solutions
 from environment import ROOT
 
 VENV = ROOT / '.venv-docs'
@@ -33,8 +33,6 @@ DOCS = {
     'README.md': 'index.ipynb',
 }
 MATH = 'tex-svg-full.js'  # MathJax 3 in one file: all extensions of TeX, and no fonts to fetch
-BLANK = 'blank'  # folder of the chapters without their solutions, among the notebooks to download
-TWINNED = {p.relative_to(ROOT / 'nbs').as_posix() for p in blank.chapters()}
 
 
 def settings():
@@ -185,16 +183,9 @@ def notebook(nb, here, module, fix):
     return {**nb, 'cells': out}
 
 
-def twin_name(here):
-    "Where a chapter without its solutions is kept, under a name of its own: both may be downloaded into one folder"
-    return f'{BLANK}/{here.removesuffix(".ipynb")}_exercises.ipynb'
-
-
 def below_title(here, module):
     "The line below a title: the notebook to download, and the module that it exports"
     parts = [f'{{download}}`Download this notebook </notebooks/{here}>`']
-    if here in TWINNED:
-        parts.append(f'{{download}}`without the solutions </notebooks/{twin_name(here)}>`')
     if module:
         parts.append(f'exports [`{module}`](/reference/{module}.rst)')
     return dict(
@@ -344,8 +335,8 @@ def home(nbs, reading):
     "The tables of contents that the sidebar shows, by part"
 
     def numbered(n):
-        k = int(posixpath.basename(n)[:2])
-        return f'{k}. {contents.headline(nbs[n])[0]} <{n}>' if k else n
+        k = posixpath.basename(n)[:2].lstrip('0')
+        return f'{k}. {contents.headline(nbs[n])[0]} <{n}>' if k.isdigit() else n
 
     chapters = [numbered(n) for n in sorted(nbs) if n.startswith('course/')]
     tutorials = sorted((n for n in nbs if n.startswith('tutorials/')), key=lambda n: (n != 'tutorials/tour.ipynb', n))
@@ -399,14 +390,12 @@ def generate(src):
         def fix(md):
             return relink(md, name, known, files, blob)
 
-        new = notebook(nb, name, exports.get(name), fix)
+        new = notebook(solutions.joined(nb, name), name, exports.get(name), fix)
         if name == 'index.ipynb':
             new['cells'].append(dict(cell_type='markdown', id='70c70c70', metadata={}, source=home(nbs, reading)))
         write(src / name, json.dumps(new))
         (src / 'notebooks' / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / 'nbs' / name, src / 'notebooks' / name)
-        if name in TWINNED:
-            write(src / 'notebooks' / twin_name(name), blank.dumped(blank.without_solutions(nb)))
     write(src / '_static/vlrep.css', (Path(__file__).parent / 'docs.css').read_text(encoding='utf-8'))
     return docs_reference.names(mods)
 

@@ -20,7 +20,7 @@ import time
 from functools import partial
 from pathlib import Path
 
-import blank
+import solutions
 from tokens import Tokens
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -113,13 +113,15 @@ def cheap_figures():
 
 
 def check_stubs():
-    "From now on the stubs of a chapter run, too, before their solutions: their checks must refuse them"
+    "From now on stubs of exercises run, then their solutions: the checks must refuse the former and accept the latter"
     import nbdev.test
+    from execnb.nbio import dict2nb
 
     class Processor(nbdev.test.NBProcessor):
-        def __init__(self, *args, **kw):
-            super().__init__(*args, **kw)
-            blank.with_stubs(self.nb)
+        def __init__(self, path, **kw):
+            nb = dict2nb(solutions.with_stubs(solutions.joined(solutions.read(path), path)))
+            nb.path_ = str(path)
+            super().__init__(path, nb=nb, **kw)
 
     nbdev.test.NBProcessor = Processor
 
@@ -144,8 +146,7 @@ def fork(fn, skip, folder):
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
         os.environ['TMPDIR'] = tempfile.tempdir = folder.name
-        if fn.parent == blank.COURSE:
-            check_stubs()
+        check_stubs()
         code = 0 if test_nb(fn, skip_flags=skip, basepath=ROOT)[0] else 1
         sys.stdout.flush()
         sys.stderr.flush()
@@ -224,7 +225,7 @@ def run(names):
     os.environ['PYTHONWARNINGS'] = 'ignore::FutureWarning:torch.jit._script'  # fastai uses torch.jit.script
     failed = []
     for fn in notebooks(names):
-        nb = nbformat.read(fn, 4)
+        nb = nbformat.from_dict(solutions.joined(nbformat.read(fn, 4), fn))
         t = time.time()
         cuda = torch.cuda.is_available()
         skipped = [c for c in nb.cells if c.cell_type == 'code' and left_alone(c.source, cuda)]
@@ -239,7 +240,7 @@ def run(names):
             continue
         for c in skipped:
             del c.metadata['tags']
-        nbformat.write(nb, fn)
+        nbformat.write(nbformat.from_dict(solutions.apart(nb)), fn)
         print(f'  {time.time() - t:6.1f} s, {fn.stat().st_size / 1000:4.0f} kB   {fn.relative_to(NBS)}', flush=True)
     sys.exit(f'failed: {", ".join(failed)}' if failed else 0)
 

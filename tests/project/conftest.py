@@ -20,5 +20,5 @@ def contents(ci):
 
 
 @pytest.fixture
-def blank(ci):
-    return ci('blank')
+def solutions(ci):
+    return ci('solutions')

@@ -208,6 +208,28 @@ def test_the_readme_is_made_of_the_index_notebook(ci):
     assert ci('readme').render(nb) == made
 
 
+def test_the_readme_is_short():
+    text = (ROOT / 'README.md').read_text(encoding='utf-8')
+    assert len(text.splitlines()) <= 150 and len(text.split()) <= 1200
+
+
+def findings():
+    "The part of README.md that says what was found, and what the results page shows"
+    readme = (ROOT / 'README.md').read_text(encoding='utf-8')
+    cells = json.loads((ROOT / 'nbs' / 'tutorials' / 'results.ipynb').read_text(encoding='utf-8'))['cells']
+    outputs = [o.get('data', {}) for c in cells for o in c.get('outputs', ())]
+    found = readme.partition('\n## What we found\n')[2].partition('\n## ')[0]
+    return found, '\n'.join(''.join(o.get('text/markdown', '')) for o in outputs)
+
+
+def test_the_numbers_of_the_readme_are_those_of_the_results():
+    "Every decimal number, and how many comparisons there are"
+    found, results = findings()
+    numbers = re.findall(r'\d+\.\d+|\d+ of \d+ comparisons', found)
+    assert len(numbers) >= 7
+    assert not [n for n in numbers if not re.search(rf'(?<![\d.]){re.escape(n)}(?![\d])', results)]
+
+
 def test_the_slowest_notebooks_are_there_and_begin(ci):
     "In the order of the list; the others follow, the last of the reading order first"
     notebooks = ci('notebooks')

@@ -72,16 +72,16 @@ def unknown(source):
 
 
 def test_the_readme_has_examples():
-    assert len(blocks((ROOT / 'README.md').read_text(encoding='utf-8'))) >= 2
+    assert len(blocks((ROOT / 'README.md').read_text(encoding='utf-8'))) >= 1
 
 
 def test_the_readme_runs_as_pasted(tmp_path):
     "The Python blocks of README.md, one after the other; that each knows its names is asked below"
     code = '\n'.join(blocks((ROOT / 'README.md').read_text(encoding='utf-8')))
-    code = shorter(code, ('steps=100, warmup=10', 'steps=10, warmup=2'), ('assert after < 0.75 * before\n', ''))
+    code = shorter(code, ('steps=100, warmup=10', 'steps=10, warmup=2'))
     got = paste(code, tmp_path)
     assert got.returncode == 0, got.stderr[-2000:]
-    assert 'the network: a car' in got.stdout and 'loss of held-out captions' in got.stdout
+    assert 'the network: a red boat' in got.stdout and 'loss of held-out captions' in got.stdout
     assert not list(tmp_path.iterdir())
 
 

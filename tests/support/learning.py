@@ -109,19 +109,17 @@ def by_heart(seed, precision):
 
 
 def first_example(seed, precision):
-    "The README's first example, as printed but for seed and precision"
+    "The README's example, as printed but for seed and precision"
     cells = json.loads((ROOT / 'nbs' / 'index.ipynb').read_text(encoding='utf-8'))['cells']
-    (code,) = (
-        s
-        for s in (''.join(c['source']) for c in cells if c['cell_type'] == 'code')
-        if 'learn.fit_steps(small.steps)' in s
-    )
+    sources = (''.join(c['source']) for c in cells if c['cell_type'] == 'code')
+    (code,) = (s for s in sources if 'learn.fit_steps(' in s)
     for old, new in (
-        ('bs=64)', f'bs=64, seed={seed})'),
-        ('virtex_learner(small, dls)', f'virtex_learner(small, dls, seed={seed}, precision={precision!r})'),
+        ("method='virtex', ", f"method='virtex', seed={seed}, "),
+        ('learner_of(dls)', f'learner_of(dls, precision={precision!r})'),
     ):
         assert code.count(old) == 1, (old, code)
         code = code.replace(old, new)
     ns = {}
     exec(code, ns)
-    check_learning('README: fall of the held-out loss in 100 steps', ns['before'] - ns['after'], 0.25 * ns['before'])
+    fall = ns['before'] - ns['learn'].validate()[0]
+    check_learning('README: fall of the held-out loss in 100 steps', fall, 0.25 * ns['before'])

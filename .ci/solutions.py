@@ -1,0 +1,74 @@
+"""The solutions of exercises, kept apart from the notebooks that ask for them
+
+nbs/course/_solutions/NAME.ipynb has a cell `# Solution of exercise N` for each exercise of the notebook NAME. Checks,
+`make notebooks` and the site put each solution behind its stub; a reader of a chapter sees the stub alone.
+"""
+
+import json
+import re
+from pathlib import Path
+
+from contents import ROOT, text
+
+COURSE = ROOT / 'nbs' / 'course'
+FOLDER = COURSE / '_solutions'
+MARKER = re.compile(r'# *Solution of exercise (\d)')
+STUB = re.compile(r"raise NotImplementedError\('exercise (\d)'\)")
+NO_EVAL = re.compile(r'#\| *eval: *false\n')
+
+
+def chapters():
+    "Paths of the chapters"
+    return sorted(p for p in COURSE.glob('[0-9][0-9]_*.ipynb') if p.name != '00_contents.ipynb')
+
+
+def is_solution(c):
+    return c['cell_type'] == 'code' and bool(MARKER.match(text(c['source'])))
+
+
+def is_stub(c):
+    return c['cell_type'] == 'code' and bool(STUB.search(text(c['source'])))
+
+
+def read(path):
+    return json.loads(Path(path).read_text(encoding='utf-8'))
+
+
+def solutions(path):
+    "Number of an exercise -> cell with its solution; none for a notebook without exercises"
+    found = FOLDER / Path(path).name
+    cells = read(found)['cells'] if found.exists() else []
+    return {MARKER.match(text(c['source']))[1]: c for c in cells if is_solution(c)}
+
+
+def joined(nb, path):
+    "The notebook `nb` of `path` with each solution, folded, behind its stub"
+    solved = solutions(path)
+    cells = []
+    for c in nb['cells']:
+        cells.append(c)
+        if is_stub(c):
+            cell = solved[STUB.search(text(c['source']))[1]]
+            cells.append({**cell, 'outputs': [], 'metadata': {'jupyter': {'source_hidden': True}}})
+    return {**nb, 'cells': cells}
+
+
+def apart(nb):
+    "A notebook without its solutions"
+    return {**nb, 'cells': [c for c in nb['cells'] if not is_solution(c)]}
+
+
+def with_stubs(nb):
+    "A notebook as checks run it: its stubs run as well, and each must be refused by its check"
+    cells = []
+    for c in nb['cells']:
+        if is_stub(c):
+            n = STUB.search(text(c['source']))[1]
+            src = NO_EVAL.sub('', text(c['source']))
+            c = {
+                **c,
+                'source': f'try: exec({src!r}, globals())\nexcept NotImplementedError: pass\n'
+                f"else: raise AssertionError('exercise {n}: its check passes on the stub')",
+            }
+        cells.append(c)
+    return {**nb, 'cells': cells}
