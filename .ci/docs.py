@@ -158,7 +158,7 @@ def folds(md):
 
 
 def alt(heading):
-    return f'Figure in the part "{heading}", drawn by the code above it'
+    return f'Figure in the part "{heading}", drawn by code'
 
 
 def notebook(nb, here, module, fix):
@@ -234,7 +234,7 @@ def reading_order(nbs):
     "The library's notebooks in the order in which they need each other"
     height = contents.levels({n: nb for n, nb in nbs.items() if n != 'index.ipynb' and not n.startswith('course/')})
     return sorted(
-        (n for n in nbs if n != 'index.ipynb' and not n.startswith(('course/', 'tutorials/'))),
+        (n for n in nbs if n not in ('index.ipynb', 'results.ipynb') and not n.startswith(('course/', 'tutorials/'))),
         key=lambda n: (height[contents.package(n)], n),
     )
 
@@ -282,7 +282,7 @@ def results_page(folder):
         'The numbers of recorded runs: means over runs with different seeds, with the lowest and the highest, in '
         'percent. Each row is a method, what was changed in its recipe, and the number of seeds. *Chance* is the '
         'score of guessing. The lines that this page is made of are kept in `data/results`; [the page on data]'
-        '(project/data.md) says where they come from, [the results](tutorials/results.ipynb) what they '
+        '(project/data.md) says where they come from, [the results](results.ipynb) what they '
         'mean.',
         '',
     ]
@@ -345,7 +345,7 @@ def home(nbs, reading):
     parts = {
         'The course': chapters,
         'Tutorials': tutorials,
-        'Papers and results': [*papers, 'results'],
+        'Papers and results': [*papers, 'results.ipynb', 'runs'],
         'The library, in reading order': library,
         'Reference': ['reference/index'],
         'The project': ['project/changelog', 'project/contributing', 'project/data'],
@@ -372,7 +372,7 @@ def generate(src):
         **package_pages(nbs, reading),
         **reference_pages(mods, reading),
         **loose_folders(nbs),
-        'results.md': results_page(ROOT / 'data/results'),
+        'runs.md': results_page(ROOT / 'data/results'),
     }
     files = {f: p for f, p in DOCS.items() if (ROOT / f).exists()}
     for f, p in files.items():

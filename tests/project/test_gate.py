@@ -216,7 +216,7 @@ def test_the_readme_is_short():
 def findings():
     "The part of README.md that says what was found, and what the results page shows"
     readme = (ROOT / 'README.md').read_text(encoding='utf-8')
-    cells = json.loads((ROOT / 'nbs' / 'tutorials' / 'results.ipynb').read_text(encoding='utf-8'))['cells']
+    cells = json.loads((ROOT / 'nbs' / 'results.ipynb').read_text(encoding='utf-8'))['cells']
     outputs = [o.get('data', {}) for c in cells for o in c.get('outputs', ())]
     found = readme.partition('\n## What we found\n')[2].partition('\n## ')[0]
     return found, '\n'.join(''.join(o.get('text/markdown', '')) for o in outputs)
