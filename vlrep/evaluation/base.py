@@ -108,7 +108,7 @@ class Evaluation:
 
     def evaluate(
         self,
-        context: EvaluationContext,  # The model, and the run that it is from
+        context: EvaluationContext,  # The model and its run
         **options,  # As `check` returns them
     ) -> list:  # Rows
         "Run the evaluation; a `ValueError` names missing capabilities, and the evaluations that fit the model"

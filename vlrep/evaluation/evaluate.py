@@ -45,7 +45,7 @@ from ..models.timm_torchvision import VGGLayer
 
 # %% ../../nbs/evaluation/70_evaluate.ipynb #30de29bd
 def evaluate_captions(
-    context: EvaluationContext,  # The model, and the run that it is from
+    context: EvaluationContext,  # The model and its run
     data: str = None,  # One of `DATASETS`; by default that of the run
     how: str = 'greedy',  # greedy, beam or nucleus
     split: str = 'auto',  # Which of several published splits

@@ -109,14 +109,14 @@ def open_probe_sets(
 
 
 def evaluation_images(
-    context: EvaluationContext,  # The model, and the run that it is from
+    context: EvaluationContext,  # The model and its run
 ) -> ImageTextDataset:
     "Return the test images of a run; right after training they are already open"
     return open_held_out(context) if context.splits is None else context.splits['test']
 
 
 def backbones_to_probe(
-    context: EvaluationContext,  # The model, and the run that it is from
+    context: EvaluationContext,  # The model and its run
     images: ImageTextDataset,  # Training images, for the BatchNorm statistics of random features
     size: int = None,  # Side of the images in pixels; by default that of the model
     random: bool = True,  # Include random features?

@@ -66,7 +66,7 @@ def example_answers(
 
 # %% ../../../nbs/evaluation/finetune/70_report.ipynb #270df642
 def _numbers(info, res):
-    "Facts about the run, for `facts_html`"
+    "Collect facts about the run for `facts_html`"
     ft = info['finetune']
     plan = ft['plan']
     n = res['numbers']

@@ -35,7 +35,7 @@ def naming_samples(
     *,
     max_len: int = 40,  # Maximum number of tokens per caption
 ) -> list:  # (row, ids with [MASK], the word's id, the box of the named object), sorted by row
-    "Mask the name of one object in each caption; a `ValueError` if no caption names any"
+    "Mask the name of one object in each caption; a `ValueError` if no caption names one"
     found = []
 
     @cache
