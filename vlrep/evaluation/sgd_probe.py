@@ -61,7 +61,7 @@ class SoftmaxRecipe:
         n: int,  # Number of pairs
         seed: int = 0,  # Seed of the draw
     ) -> 'SoftmaxRecipe':
-        "Draw random pairs instead (ICMLM, supplement): rates log-uniform in 0.1 to 100, decays uniform up to 1e-5"
+        "Draw random pairs instead (ICMLM, supplement): rates log-uniform in [0.1, 100], decays uniform up to 1e-5"
         draw = rng(seed, 'random search').random((n, 2))
         return replace(self, pairs=tuple(sorted((10 ** (3 * u - 1), 1e-5 * v) for u, v in draw.tolist())))
 
