@@ -87,7 +87,7 @@ def test_a_classifier_leaves_a_run_folder(tuned):
     assert 100 * right == pytest.approx(table['classification test, top-1', 'top-1']['value'], abs=1e-3)
     assert 100 * top5 == pytest.approx(table['classification test, top-5', 'top-5']['value'], abs=1e-3)
     page = (run / 'report.html').read_text()
-    assert 'Confused classes' in page and page.count('<img') >= 5 and '3 epochs of 8 examples a step' in page
+    assert 'Confused classes' in page and page.count('<img') >= 5 and '3 epochs of 8 examples per step' in page
 
 
 def test_all_of_the_backbone_is_trained(body, tuned):

@@ -96,7 +96,7 @@ def test_an_exported_detector_opens_without_vlrep(detector, tmp_path, capsys):
 
 def test_what_is_no_detector_cannot_be_exported_as_one(body, tmp_path, capsys):
     text = refused(capsys, 'export', body, '--to', 'torchscript', '--out', tmp_path / 'net')
-    assert 'is no detector' in text and not (tmp_path / 'net').exists()
+    assert 'is not a detector' in text and not (tmp_path / 'net').exists()
 
 
 def test_every_layer_of_the_backbone_learns(detector, body):

@@ -101,7 +101,7 @@ WRONG = [
     ('awa2', 'classes.txt', '1 antelope\n3 bat\n', 'classes.txt, line 2: begins with 3, expected 2'),
     ('awa2', 'predicate-matrix-continuous.txt', '1 2 3\n1 2\n1 2 3\n1 2 3\n', 'line 2: 2 words; expected 3'),
     ('awa2', 'predicate-matrix-continuous.txt', '1 2 x\n' * 4, 'predicate-matrix-continuous.txt, line 1'),
-    ('awa2', 'predicate-matrix-continuous.txt', '1 2\n' * 4, '2 numbers a line for the 3 names of predicates.txt'),
+    ('awa2', 'predicate-matrix-continuous.txt', '1 2\n' * 4, '2 numbers per line for the 3 names of predicates.txt'),
     ('awa2', 'predicate-matrix-continuous.txt', '0 0 0\n' * 4, 'no attribute in row 1, 2, 3 and 1 more'),
     ('awa2', 'testclasses.txt', 'bat\nantelope\n', 'antelope must be in one of trainclasses.txt and testclasses'),
     ('awa2', 'testclasses.txt', 'wolf\n', 'testclasses.txt, line 1: wolf is no class of classes.txt'),

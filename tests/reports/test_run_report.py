@@ -46,7 +46,7 @@ def test_nothing_reaches_a_page_unescaped(tmp_path):
         'How captions score',
         'Where is it?',
         'Learning',
-        'Over all 9 pictures',
+        'over all 9',
         'How it learned',
         'One line a seed.',
     ):

@@ -19,11 +19,11 @@ from ..models.features import features
 
 # %% ../../nbs/evaluation/45_data_efficiency.ipynb #7991e2e3
 def part_rows(
-    n: int,  # Rows there are
-    part: float,  # Share of them that is used
-    seed: int = 0,  # The order depends on this alone
-) -> np.ndarray:  # Row numbers in random order: a smaller part is a prefix of a larger one
-    "Draw a random part of the rows; parts of one seed are nested"
+    n: int,  # Total number of rows
+    part: float,  # Fraction to use
+    seed: int = 0,  # Determines the order
+) -> np.ndarray:  # Row numbers in random order: a smaller subset is a prefix of a larger one
+    "Draw a random subset of the rows; subsets with the same seed are nested"
     return rng(seed, 'part', n).permutation(n)[: max(1, round(part * n))]
 
 # %% ../../nbs/evaluation/45_data_efficiency.ipynb #234b6c17
@@ -31,7 +31,7 @@ _FOLDS = 3
 
 
 def _probe(x, y, l2s, classes):
-    "Fit the linear probe of a part, its strength chosen by folds (rows alternate between them)"
+    "Fit the linear probe of a subset, with the strength chosen by cross-validation (rows alternate between folds)"
     fold = np.arange(len(x)) % _FOLDS
     got = np.zeros((_FOLDS, len(l2s)))
     for f in range(_FOLDS if len(x) >= 2 * _FOLDS and len(l2s) > 1 else 0):
@@ -46,22 +46,22 @@ def _probe(x, y, l2s, classes):
 
 
 def _statistic(s, y):
-    "Make the function from weights of the images (draws,n) to the score under each (draws,)"
+    "Make the function from weights of the images (draws,n) to scores (draws,)"
     return (lambda w: mean_ap(s, y, w)[0]) if y.ndim == 2 else mean_statistic(correct(s, y))
 
 # %% ../../nbs/evaluation/45_data_efficiency.ipynb #7c968b36
 def efficiency(
-    backbones: dict,  # Name -> backbone: `backbone(images)` gives a grid (b,c,h,w); they stay as they are
-    train: ImageTextDataset,  # The labelled images, of which the parts are taken
-    test: ImageTextDataset,  # The test images
-    label: str = 'tags',  # An integer label, scored by top-1, or one with 0/1 columns, scored by mAP
-    shares: tuple | list = (0.01, 0.03, 0.1, 0.3, 1.0),  # Shares of `train`
+    backbones: dict,  # Name -> backbone: `backbone(images)` gives a grid (b,c,h,w); they are not changed
+    train: ImageTextDataset,  # Labelled images, from which the subsets are drawn
+    test: ImageTextDataset,  # Test images
+    label: str = 'tags',  # An integer label, scored by top-1, or 0/1 columns, scored by mAP
+    shares: tuple | list = (0.01, 0.03, 0.1, 0.3, 1.0),  # Fractions of `train`
     *,
-    seeds: tuple | list | range = (0, 1, 2),  # Each puts the images into another order
+    seeds: tuple | list | range = (0, 1, 2),  # Each gives a different order of the images
     l2s: tuple | list = L2S,  # Strengths to choose from
 ) -> list:  # Dicts `question, metric, backbone, part, images, seeds, n, chance, value,
-    # low, high, each` (in percent; a seed each)
-    "Measure the score against the share of labelled images, for every backbone on the same nested parts"
+    # low, high, each` (in percent; `each` per seed)
+    "Measure the score against the fraction of labelled images, for every backbone on the same nested subsets"
     seeds = list(seeds)
     y, yt = (np.asarray(s.labels[label]) for s in (train, test))
     many = y.ndim == 2
@@ -102,7 +102,7 @@ def efficiency(
 
 # %% ../../nbs/evaluation/45_data_efficiency.ipynb #d5f551d6
 def _ends(stats, value, n):
-    "Interval of the mean over seeds: test images and seeds are resampled together"
+    "Compute the interval of the mean over seeds: test images and seeds are resampled together"
     draws = 200
     seeds = len(stats)
     # (draws,seeds)

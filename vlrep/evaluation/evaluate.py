@@ -45,12 +45,12 @@ from ..models.timm_torchvision import VGGLayer
 
 # %% ../../nbs/evaluation/70_evaluate.ipynb #30de29bd
 def evaluate_captions(
-    context: EvaluationContext,  # The model, and the run that it is from
-    data: str = None,  # One of `DATASETS`; by default what the run was trained on
+    context: EvaluationContext,  # The model and its run
+    data: str = None,  # One of `DATASETS`; by default that of the run
     how: str = 'greedy',  # greedy, beam or nucleus
-    split: str = 'auto',  # Where the data comes with several splits
+    split: str = 'auto',  # Which of several published splits
 ) -> list:  # Rows
-    "Compare the captions with human references"
+    "Compare captions with human references"
     dataset = open_held_out(context, data, split)
     return caption_scores(partial(context.model.caption, how=how), dataset, who=context.method)
 
@@ -59,8 +59,8 @@ def evaluate_voc07(
     context: EvaluationContext,  # The model; `root` is VOCdevkit/VOC2007
     spec: str = 'v2',  # v1, v2, loctex or icmlm, see `VOC_SPECS`
     ap: str = 'sklearn',  # sklearn or interpolated
-    search: int = 0,  # Try so many random costs
-    layer: int = 0,  # Features after this convolution of a VGG, see `VGGLayer`; 0: the last ones
+    search: int = 0,  # Number of random costs to try
+    layer: int = 0,  # Features after this convolution of a VGG, see `VGGLayer`; 0: the last
 ) -> list:  # Rows
     "Evaluate frozen features by the VOC07 protocol"
 
@@ -72,9 +72,9 @@ def evaluate_voc07(
 
 def evaluate_coco(
     context: EvaluationContext,  # The model; `root` holds annotations/, train2017/ and val2017/
-    spec: str = 'v2',  # As for `evaluate_voc07`; ICMLM's Table 4 has icmlm, with 40 random costs
+    spec: str = 'v2',  # As for `evaluate_voc07`; ICMLM's Table 4 uses icmlm, with 40 random costs
     ap: str = 'sklearn',  # sklearn or interpolated
-    search: int = 0,  # Try so many random costs
+    search: int = 0,  # Number of random costs to try
     layer: int = 0,  # As for `evaluate_voc07`
 ) -> list:  # Rows
     "Evaluate frozen features by the same protocol on the objects of COCO: 80 classes, trained on train2017"
@@ -90,12 +90,12 @@ def evaluate_coco(
 
 
 def _backbone(context, layer):
-    "Return the backbone of the model, or a part of it as one"
+    "Return the backbone of the model, or its layers up to `layer`"
     return VGGLayer(context.model.backbone, layer) if layer else context.model.backbone
 
 
 def _svm_rows(context, read, parts, spec, ap, *, search, layer):
-    "Fit support vector machines to the first part, and measure them on the second"
+    "Fit support vector machines to the first split, and evaluate them on the second"
     backbone = _backbone(context, layer)
     with logged_warnings(context.log):
         train, test = (readable(read(part), context.log, context.max_corrupt) for part in parts)
@@ -128,7 +128,7 @@ def _inaturalist(root, size, max_corrupt):
 
 
 def _places205(root, size, max_corrupt):
-    "Read the lists of Places205, whose photos are below images256/"
+    "Read the lists of Places205, whose photos are in images256/"
     photos = find_place(root, ('images256', 'data/vision/torralba/deeplearning/images256'), 'folder of photos')
     lists = [
         find_place(root, (name, f'trainvalsplit_places205/{name}'), 'list of photos')
@@ -145,10 +145,10 @@ def evaluate_folder(
     context: EvaluationContext,  # The model; `root` holds the training and the validation photos
     probe: str = 'virtex2',  # One of `PROBES`
     layout: str = 'folders',  # One of `LAYOUTS`
-    share: float = 1.0,  # Part of each class that is trained on
-    search: int = 0,  # Try so many random pairs of learning rate and weight decay, instead of those of the probe
+    share: float = 1.0,  # Fraction of each class to train on
+    search: int = 0,  # Number of random pairs of learning rate and weight decay to try instead of the probe's
     layer: int = 0,  # As for `evaluate_voc07`
-    probe_epochs: int = 0,  # Epochs of the probe; 0: as many as its recipe has
+    probe_epochs: int = 0,  # Epochs of the probe; 0: as in its recipe
 ) -> list:  # Rows, with `share`
     "Classify photos by a softmax probe trained as in a paper, and by nearest neighbours; test on the validation photos"
     m = context.model
@@ -170,7 +170,7 @@ def evaluate_folder(
 
 # %% ../../nbs/evaluation/70_evaluate.ipynb #d62f8091
 def _sizes(context):
-    "Sizes of the world: those of the run's own tables, if it was trained on the world"
+    "Return the sizes of the world: those of the run if it was trained on the world"
     options = DATASETS['world'].options
     return context.options if isinstance(context.options, type(options)) else options
 
@@ -178,7 +178,7 @@ def _sizes(context):
 def evaluate_world(
     context: EvaluationContext,  # The model
 ) -> list:  # Rows
-    "Make the transfer table of the synthetic scenes, beside random features, of as many scenes as the run's own"
+    "Make the transfer table of the synthetic scenes, with random features, for as many scenes as the run's own"
     size = context.recipe.size
     options = _sizes(context)
     nets = backbones_to_probe(context, world('train', 500, size=size), size)
@@ -188,7 +188,7 @@ def evaluate_world(
 def evaluate_grounding(
     context: EvaluationContext,  # The model
 ) -> list:  # Rows
-    "Play the pointing game on named objects in scenes, beside the centre baseline; a `ValueError` without tokenizer"
+    "Play the pointing game on named objects in scenes, with the centre baseline; a `ValueError` without tokenizer"
     points = localizer(context.model)
     if points is None:
         raise ValueError(f'{context.model.name}: {context.method} has no tokenizer, so names cannot be encoded')

@@ -22,7 +22,7 @@ _search = Option(
 )
 _layer = Option(
     0,
-    'for voc07, coco and folder: features after this convolution of VGG16 (ICMLM: 11, 12 or 13), not the last ones',
+    'for voc07, coco and folder: features after this convolution of VGG16 (ICMLM: 11, 12 or 13) instead of the last',
     bounds=Between(0, 16),
 )
 _SVM = dict(
@@ -55,12 +55,12 @@ EVALUATIONS.add(
 EVALUATIONS.add(
     Evaluation(
         'captions',
-        'similarity of its captions to human references',
+        'similarity of the captions to human references',
         _ask + 'evaluate_captions',
         dict(
             data=Option(None, 'for captions: a dataset (default: what the run was trained on)', registry=DATASETS),
             how=Option('greedy', 'for captions: greedy, beam or nucleus', ('greedy', 'beam', 'nucleus')),
-            split=Option('auto', 'where data comes with several splits: the one to follow', SPLIT_SOURCES),
+            split=Option('auto', 'which split to follow, where data comes with several', SPLIT_SOURCES),
         ),
         uses_root=True,
         needs=frozenset({'caption'}),
@@ -89,7 +89,7 @@ EVALUATIONS.add(
 EVALUATIONS.add(
     Evaluation(
         'folder',
-        'a softmax probe and nearest neighbours on photos with a class each, such as ImageNet',
+        'a softmax probe and nearest neighbours on photos with one class each, such as ImageNet',
         _ask + 'evaluate_folder',
         dict(
             probe=Option(
@@ -99,13 +99,11 @@ EVALUATIONS.add(
             ),
             search=_search,
             layer=_layer,
-            share=Option(1.0, 'for folder: part of each class that is trained on', bounds=Between(0, 1, above=True)),
-            probe_epochs=Option(
-                0, 'for folder: epochs of the probe, 0 as many as in the paper', bounds=Between(0, 10**6)
-            ),
+            share=Option(1.0, 'for folder: fraction of each class to train on', bounds=Between(0, 1, above=True)),
+            probe_epochs=Option(0, 'for folder: epochs of the probe; 0: as in the paper', bounds=Between(0, 10**6)),
             layout=Option(
                 'folders',
-                'for folder: how its photos are labelled',
+                'for folder: how the photos are labelled',
                 ('folders', 'imagenet', 'places205', 'inaturalist'),
             ),
         ),

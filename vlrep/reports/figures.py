@@ -24,11 +24,11 @@ from .instability import score_text, shown_names
 
 # %% ../../nbs/reports/20_figures.ipynb #a90c4e17
 def data_uri(
-    x: str,  # A picture as a data URI
-) -> str:  # The same
-    """Check that a picture is a JPEG or PNG data URI, which is part of the page itself
+    x: str,  # An image as a data URI
+) -> str:  # The same data URI
+    """Check that an image is a JPEG or PNG data URI, which is part of the page
 
-    A `ValueError` for anything else
+    Raises a `ValueError` for anything else
     """
     if isinstance(x, str) and re.fullmatch('data:image/(jpeg|png);base64,[A-Za-z0-9+/]*={0,2}', x):
         return x
@@ -36,7 +36,7 @@ def data_uri(
 
 # %% ../../nbs/reports/20_figures.ipynb #d452bc62
 def _anchor(heading):
-    "Name of a heading in the address of a page"
+    "Make the anchor of a heading"
     return re.sub(r'\W+', '-', heading.lower()).strip('-')
 
 
@@ -74,7 +74,7 @@ def _filled(f, *values):
 
 def render_template(
     name: str,  # A file in vlrep/reports/templates
-    values: dict,  # What its names stand for; text is escaped, floats get four significant digits
+    values: dict,  # Name -> value; text is escaped, floats get four significant digits
 ) -> str:  # A whole page
     "Fill a template; a `ValueError` names a value that is missing"
     return _filled(_templates().get_template(name).render, values)
@@ -82,8 +82,8 @@ def render_template(
 
 def render_macro(
     name: str,  # A macro in vlrep/reports/templates/macros.j2
-    *values,  # Its arguments, see there; text is escaped, floats get four significant digits
-) -> str:  # `Markup`: a piece of HTML, not escaped again where it is put into a template
+    *values,  # Arguments of the macro; text is escaped, floats get four significant digits
+) -> str:  # `Markup`: a piece of HTML, which later templates do not escape again
     "Fill a macro; a `ValueError` names a value that is missing"
     return _filled(getattr(_templates().get_template('macros.j2').module, name), *values)
 
@@ -91,15 +91,15 @@ def render_macro(
 def facts_html(
     facts: dict,  # Name -> value
 ) -> str:  # A definition list
-    "List names and values, as many side by side as fit"
+    "Make a list of names and values in as many columns as fit"
     return render_macro('facts', facts)
 
 # %% ../../nbs/reports/20_figures.ipynb #eb4c2d62
 def table_html(
-    rows: list,  # One dict a row, all with the same names
-    caption: str = '',  # What the table shows
-) -> str:  # A table; numbers stand right
-    "Fill a table with the dicts `rows`; the keys of the first are its head"
+    rows: list,  # One dict per row, all with the same keys
+    caption: str = '',  # Caption of the table
+) -> str:  # A table with right-aligned numbers
+    "Make a table of the dicts `rows`, whose keys are its head"
     if not rows:
         return ''
     for r in rows:
@@ -135,14 +135,14 @@ def _number(v):
 # %% ../../nbs/reports/20_figures.ipynb #e739c397
 def curves_svg(
     lines: dict,  # Name -> (xs, ys), drawn in this order
-    x: str = '',  # What the horizontal axis counts
-    y: str = '',  # What the vertical axis measures
+    x: str = '',  # Label of the horizontal axis
+    y: str = '',  # Label of the vertical axis
     zero: bool = False,  # Start the vertical axis at 0?
-    top: float = None,  # End the vertical axis here; what is higher is cut off
+    top: float = None,  # Upper end of the vertical axis; higher values are clipped
     *,
     bands: dict = None,  # Name of a line -> (xs, lows, highs): a range, drawn in its colour behind the lines
 ) -> str:  # An SVG element as wide as its column, and its legend
-    "Draw lines over a common axis"
+    "Draw lines with common axes"
 
     def known(v):
         return [(float(a), float(b)) for a, b in zip(*v) if b is not None and math.isfinite(float(b))]
@@ -197,16 +197,16 @@ def curves_svg(
 # %% ../../nbs/reports/20_figures.ipynb #511a7e1d
 METRIC_TITLES = {  # Question of a row -> its title in a report
     'objects': 'all objects',
-    'seen objects': 'objects that training showed',
-    'unseen objects': 'objects never shown in training',
+    'seen objects': 'objects seen in training',
+    'unseen objects': 'objects not seen in training',
     'color': 'colour of the largest object',
     'setting': 'setting',
     'number': 'number of objects',
-    'cell': 'place of a named object, 3x3',
+    'cell': 'cell of a named object, 3x3',
     'pointing': 'points at a named object',
     'pointing, shifted': 'points at a named object, under domain shift',
-    'overlap': 'part of the attention on it',
-    'overlap, shifted': 'part of the attention on it, under domain shift',
+    'overlap': 'fraction of the attention on it',
+    'overlap, shifted': 'fraction of the attention on it, under domain shift',
 }
 
 
@@ -246,8 +246,8 @@ def bars_html(
 # %% ../../nbs/reports/20_figures.ipynb #7013d5b8
 def wide_rows(
     rows: list,  # As for `bars_html`
-) -> list:  # Dicts `question, n, chance`, then one text for each backbone
-    "Make one row for each question, with `value [low, high]` of each backbone"
+) -> list:  # Dicts `question, n, chance`, then one text per backbone
+    "Make one row per question, with `value [low, high]` of each backbone"
     name = shown_names(rows)
     out = {}
     for r in rows:
@@ -260,24 +260,23 @@ def wide_rows(
 
 # %% ../../nbs/reports/20_figures.ipynb #2ddb2573
 def cards_html(
-    samples: list,  # Dicts `image` (data URI), `caption`, and, where known, `reference` (by a person), nouns `right
-    # wrong
-    # missed`, `note`
+    samples: list,  # Dicts `image` (data URI), `caption`, and, if known, `reference` (by a person), nouns `right`,
+    # `wrong`, `missed`, and `note`
 ) -> str:  # A grid of cards
-    "Show images with the model's caption, a human caption, and the nouns that are right, wrong or missed"
+    "Show images with the model's caption, a human caption, and correct, wrong and missed nouns"
     return render_macro('cards', samples)
 
 
 def figures_html(
-    figures: list,  # Dicts `title`, `image` (data URI) and, where known, `explain`: a sentence or two below the title
-) -> str:  # A section for each
-    "Show pictures under a heading of their own"
+    figures: list,  # Dicts `title`, `image` (data URI) and perhaps `explain`: a sentence or two below the title
+) -> str:  # One section per figure
+    "Show figures with a heading each"
     return render_macro('figures', figures)
 
 # %% ../../nbs/reports/20_figures.ipynb #5ab0999e
 @cache
 def _brightness(uri):
-    "Mean grey value of an image, 0 to 255; 255 for what is none"
+    "Compute the mean grey value of an image, 0 to 255; 255 if it is not an image"
     try:
         return np.asarray(Image.open(io.BytesIO(base64.b64decode(uri.partition(',')[2]))).convert('L')).mean()
     except (OSError, ValueError):
@@ -285,10 +284,10 @@ def _brightness(uri):
 
 
 def veil_uri(
-    weights: np.ndarray | list,  # Of the cells (h,w), at least 0
-    image: str = None,  # What it covers, as a data URI: a dark image, such as a scene at night, gets a light veil
-) -> str:  # data:image/png;base64,..., as many pixels as cells
-    "Draw a veil, dark over a bright image, clear where the weight is largest, nearly opaque where it is 0"
+    weights: np.ndarray | list,  # Weights of the cells (h,w), at least 0
+    image: str = None,  # The image below, as a data URI; a dark image gets a light veil
+) -> str:  # data:image/png;base64,..., one pixel per cell
+    "Draw a veil that is clear where the weight is largest, and nearly opaque where it is 0"
     w = np.asarray(weights, float)
     shade = 235 if image is not None and _brightness(data_uri(image)) < 80 else 24
     a = np.stack([np.full_like(w, shade), 210 * (1 - w / max(w.max(), 1e-12))], -1).round().astype(np.uint8)
@@ -298,12 +297,9 @@ def veil_uri(
 
 
 def words_html(
-    samples: list,  # Dicts `image` (data URI, square), `words` with a dict `word, map` for each, `reference` by a
-    # person
-    # where
-    # known
+    samples: list,  # Dicts `image` (data URI, square), `words` (dicts `word, map`), perhaps `reference` by a person
 ) -> str:  # A row for each sample
-    "Show each picture, then a small copy of it for each word, clear where its attention is"
+    "Show each image, then a small copy of it for each word, clear where the attention is"
 
     def veiled(s):
         return [dict(word=w['word'], veil=veil_uri(w['map'], s['image'])) for w in s['words']]
@@ -315,7 +311,7 @@ def near_html(
     queries: list,  # Dicts `id`, then for each network a list of `[id, cosine]`, nearest first
     pics: dict,  # id -> data URI
 ) -> str:  # A row for each query image
-    "Show pictures with their nearest neighbours, one group for each network"
+    "Show images with their nearest neighbours, one group per network"
 
     def pic(i):
         return (i, pics[i])
@@ -327,11 +323,9 @@ def near_html(
 
 # %% ../../nbs/reports/20_figures.ipynb #eafc14c3
 def page_html(
-    title: str,  # The page's name
-    sections: dict,  # Heading ('' for none) -> what the functions of this module return, or plain text; what is empty
-    # is
-    # left out with its heading
+    title: str,  # Title of the page
+    sections: dict,  # Heading ('' for none) -> HTML from this module, or plain text; empty sections are left out
     lead: str = '',  # One sentence under the title
 ) -> str:  # A whole HTML document
-    "Put pieces of HTML on one self-contained page"
+    "Combine pieces of HTML into one self-contained page"
     return render_template('page.j2', dict(title=title, sections=sections, lead=lead))

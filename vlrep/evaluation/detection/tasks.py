@@ -23,12 +23,12 @@ _SHARED = dict(
 
 
 def _source(name, plan, root_help='', options=None):
-    "Where the images of a collection come from, and with which plan"
+    "Return the source of a collection with its default plan"
     return TaskSource(f'{_here}sources:read_{name}_split', root_help, options, plan=plan)
 
 
 def _lvis(version):
-    "Where a version of LVIS comes from"
+    "Return the source of a version of LVIS"
     return _source(
         f'lvis_{version.replace(".", "_")}', 'lvis', f'the folder of COCO 2017 with lvis_{version}_train.json'
     )

@@ -29,16 +29,16 @@ from ...metrics.vqa import UNKNOWN, answer_vocabulary, mean_interval, soft_score
 
 # %% ../../../nbs/evaluation/finetune/30_answers.ipynb #a816fd87
 def answer_labels(
-    train: TaskDataset,  # With answers of people
-    plan: FinetunePlan,  # Its `answers` is used; 0 means the 3129 of VQA 2.0
+    train: TaskDataset,  # Training examples with people's answers
+    plan: FinetunePlan,  # Provides `answers`; 0 means the 3129 of VQA 2.0
 ) -> list:  # `<unk>` and the most frequent answers
     "Build the answer vocabulary from the training answers"
     return answer_vocabulary((train.answers[i] for i in range(len(train))), plan.answers or 3129)
 
 
 def answer_scores(
-    answers: list,  # Of ten people
-    labels: list,  # Not used: what is not among them is counted by `with_targets`
+    answers: list,  # Answers of ten people
+    labels: list,  # Not used; `with_targets` counts answers outside the labels
 ) -> dict:  # Answer -> score
     "Compute the score of each answer"
     return soft_scores(answers)
@@ -61,7 +61,7 @@ def film_genres(train: TaskDataset, plan: FinetunePlan) -> list:
 
 def label_sets(
     answers: list,  # Labels of an example
-    labels: list,  # All labels; `<unk>`, if there, represents all others
+    labels: list,  # All labels; `<unk>`, if present, represents all others
 ) -> dict:  # Label -> 1
     "Give each label the score 1"
     return {a if a in labels or UNKNOWN not in labels else UNKNOWN: 1.0 for a in answers}
@@ -74,17 +74,17 @@ read_vqa_world, read_vizwiz_world, read_snli_ve_world, read_mm_imdb_world = (
 # %% ../../../nbs/evaluation/finetune/30_answers.ipynb #0e53f147
 def label_bce(
     logits: Tensor,  # Scores of labels (b,k)
-    target: Tensor,  # From 0 to 1 (b,k)
+    target: Tensor,  # Targets from 0 to 1 (b,k)
 ) -> tuple:  # Total () and count
-    "Binary cross-entropy, summed over labels, a mean over examples"
+    "Compute the binary cross-entropy, summed over labels and examples, and the number of examples"
     return F.binary_cross_entropy_with_logits(logits, target, reduction='sum'), len(logits)
 
 
 def class_ce(
     logits: Tensor,  # Scores of classes (b,k)
-    target: Tensor,  # 1 for the right one (b,k)
+    target: Tensor,  # 1 for the true class (b,k)
 ) -> tuple:  # Total () and count
-    "Cross-entropy of one right class"
+    "Compute the cross-entropy with one true class, summed over examples, and their number"
     return F.cross_entropy(logits, target.argmax(1), reduction='sum'), len(logits)
 
 # %% ../../../nbs/evaluation/finetune/30_answers.ipynb #af21f24a
@@ -123,10 +123,10 @@ def commonest_set(train: TaskDataset) -> np.ndarray:  # bool (1,k)
 def answer_accuracy(
     decisions: np.ndarray,  # int64 (n,)
     examples: TaskDataset,  # With targets
-    seed: int = 0,  # Of the bootstrap
+    seed: int = 0,  # Seed of the bootstrap
     draws: int = 500,  # Number of bootstrap resamples of images, each with all its questions
 ) -> dict:  # accuracy -> (value, low, high)
-    "Compute the mean score of the given answers"
+    "Compute the mean score of the chosen answers"
     scores = np.asarray(examples.targets[np.arange(len(examples)), np.array(decisions)]).ravel()
     return dict(accuracy=mean_interval(scores, examples.rows, draws, seed))
 
@@ -137,7 +137,7 @@ def label_f1(
     seed: int = 0,  # Of the bootstrap
     draws: int = 500,  # Number of bootstrap resamples
 ) -> dict:  # micro F1 and macro F1 -> (value, low, high)
-    "F1 of several labels, as scikit-learn counts it"
+    "Compute the F1 of several labels as scikit-learn does"
     true = examples.targets.toarray() > 0
     return {f'{how} F1': f1_interval(decisions, true, how, draws, seed) for how in ('micro', 'macro')}
 
@@ -164,6 +164,6 @@ def submit_snli_ve(path: FilePath, examples: TaskDataset, decisions: np.ndarray)
 
 
 def submit_mm_imdb(path: FilePath, examples: TaskDataset, decisions: np.ndarray) -> None:
-    "Name of each film -> its genres"
+    "Write a dict from the id of each film to its genres"
     genres = ([c for c, yes in zip(examples.classes, row) if yes] for row in decisions)
     write_json(path, dict(zip(examples.ids, genres)))

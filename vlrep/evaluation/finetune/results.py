@@ -33,15 +33,15 @@ from ...models.pretrained import Pretrained, to_image
 
 # %% ../../../nbs/evaluation/finetune/60_results.ipynb #b0c7f36e
 def decide_all(
-    model: FinetuneModel,  # Trained
-    task: FinetuneTask,  # Decides
+    model: FinetuneModel,  # Trained model
+    task: FinetuneTask,  # Provides the decision rule
     examples: TaskDataset,  # With `classes`
     collate: TaskCollator,  # As in training
     *,
-    size: int = None,  # Side of the views; that of the images by default
-    bs: int = 256,  # Examples at a time
-    text_only: bool = False,  # Without the image?
-) -> np.ndarray:  # As `task.decide` gives it
+    size: int = None,  # Side of the views in pixels; by default that of the images
+    bs: int = 256,  # Batch size
+    text_only: bool = False,  # Ignore the image?
+) -> np.ndarray:  # As from `task.decide`
     "Decide for all examples, in their order"
     p = next(model.parameters())
     view = EvalTransform(size or examples.size, whole=True)
@@ -56,7 +56,7 @@ def decide_all(
 
 # %% ../../../nbs/evaluation/finetune/60_results.ipynb #68ea90ad
 def _rows(task, examples, decisions, *, constant, who, question, seed):
-    "Rows of one set of examples, one for each metric"
+    "Make the rows of a set of examples, one for each metric"
     got = task.measure(decisions, examples, seed=seed)
     chance = task.measure(np.repeat(constant, len(examples), 0), examples, seed=seed, draws=1)
     return [
@@ -75,7 +75,7 @@ def _rows(task, examples, decisions, *, constant, who, question, seed):
 
 
 def task_draws(
-    task: FinetuneTask,  # Measures
+    task: FinetuneTask,  # Provides the metrics
     examples: TaskDataset,  # With targets
     decisions: np.ndarray,  # From `decide_all`
     draws: int = 200,  # Number of bootstrap resamples of images, each with all its questions
@@ -97,15 +97,15 @@ def task_draws(
 
 # %% ../../../nbs/evaluation/finetune/60_results.ipynb #2c22abd6
 def task_rows(
-    task: FinetuneTask,  # Measures
+    task: FinetuneTask,  # Provides the metrics
     train: TaskDataset,  # The training examples, which define chance
     examples: TaskDataset,  # The examples to evaluate, with targets
     decisions: np.ndarray,  # From `decide_all`
     who: str = 'model',  # Name of the model
     *,
     alone: np.ndarray = None,  # Decisions without the image
-    seed: int = 0,  # Of the bootstrap
-    draws: int = 0,  # How many resamplings of each score are kept as `draws`, see `task_draws`
+    seed: int = 0,  # Seed of the bootstrap
+    draws: int = 0,  # Number of resamples whose scores are kept as `draws`, see `task_draws`
 ) -> list:  # Dicts `question, metric, backbone, n, chance, value, low, high`, in percent
     "Make the table of a task"
     constant = task.constant(train)
@@ -131,17 +131,17 @@ def task_rows(
 
 # %% ../../../nbs/evaluation/finetune/60_results.ipynb #7eb9b18a
 class Answerer:
-    "A fine-tuned model with the transform, the tokenizer and the labels it was trained with"
+    "A fine-tuned model with its transform, tokenizer and labels"
 
     def __init__(
         self,
-        model: FinetuneModel,  # Trained
+        model: FinetuneModel,  # Trained model
         task: FinetuneTask,  # The task it was fine-tuned on
         labels: list,  # Names of its outputs
         collate: TaskCollator,  # Tokenizer and limit
         view,  # `batch(images)` gives `images`, such as `vlrep.training.learner.PictureView`
         *,
-        regions: str = 'grid',  # How it reads regions: grid, boxes or files
+        regions: str = 'grid',  # Source of the regions: grid, boxes or files
     ):
         self.model = model.eval()
         self.task = task
@@ -152,9 +152,9 @@ class Answerer:
 
     def boxes(
         self,
-        images: list,  # Of each image a list of tuples x0 y0 x1 y1, parts of width and height, or None
+        images: list,  # For each image a list of tuples x0 y0 x1 y1 (fractions of width and height), or None
     ) -> dict:  # `region_boxes` (b,n,4) and `region_counts` (b,), or nothing
-        "Turn the boxes of images into a batch; a `ValueError` says what is wrong with them"
+        "Collate the boxes of images; a `ValueError` says what is wrong with them"
         if self.regions == 'files':
             raise ValueError(
                 'this run reads region features from files: it answers about images that have them, with '
@@ -180,7 +180,7 @@ class Answerer:
         )
 
     def _texts(self, questions):
-        "Questions as tokens; what is cut is counted in a warning"
+        "Encode questions as tokens; a warning counts the cut ones"
         for k, q in enumerate(questions):
             where = 'question' + (f' {k}' if len(questions) > 1 else '')
             if not isinstance(q, str):
@@ -198,8 +198,8 @@ class Answerer:
 
     def probabilities(
         self,
-        image: FilePath | Image.Image | np.ndarray | Tensor | list,  # A picture, or a list of them
-        question: str | list,  # A question, or a list of them
+        image: FilePath | Image.Image | np.ndarray | Tensor | list,  # An image, or a list of images
+        question: str | list,  # A question, or a list of questions
         boxes: list = None,  # As for `answer`
     ) -> Tensor:  # (k,), or (n,k) for a list
         "Compute the probability of each label"
@@ -212,7 +212,7 @@ class Answerer:
         regions = self.boxes(own)
         device = next(self.model.parameters()).device
         out = []
-        bs = 64  # questions at a time
+        bs = 64  # questions per batch
         for i in range(0, len(questions), bs):
             pictures = [_picture(x) for x in images[i : i + bs]]
             batch = {**self.view.batch(pictures), **{k: v[i : i + bs] for k, v in (text | regions).items()}}
@@ -223,7 +223,7 @@ class Answerer:
 
 # %% ../../../nbs/evaluation/finetune/60_results.ipynb #28aa2bce
 def _picture(image):
-    "Return a path as it is, any other picture as an array; raise a `ValueError` that says what is wrong"
+    "Return a path unchanged, any other image as an array; a `ValueError` says what is wrong"
     if isinstance(image, FilePath):
         return image
     try:
@@ -233,7 +233,7 @@ def _picture(image):
 
 
 def _pairs(image, question, boxes):
-    "Images, questions and boxes, as many of each; and whether a single question was asked"
+    "Return equally many images, questions and boxes, and whether there is only a single question"
     many = [isinstance(x, (list, tuple)) for x in (image, question)]
     if not any(many):
         return [image], [question], [boxes], True
@@ -248,13 +248,12 @@ def _pairs(image, question, boxes):
 @patch
 def answer(
     self: Pretrained,
-    image: FilePath | Image.Image | np.ndarray | Tensor | list,  # A picture, or a list of them
-    question: str | list,  # A question about it, or a list: several about one picture, or one for each picture
-    boxes: list = None,  # For a run that reads regions of boxes: left, top, right, bottom of each, as parts of the
-    # sides;
-    # for a list of pictures a list of such lists
-    top: int = 5,  # How many answers
-) -> list:  # Pairs of an answer and its probability, the most likely first; for a list a list of such lists
+    image: FilePath | Image.Image | np.ndarray | Tensor | list,  # An image, or a list of images
+    question: str | list,  # A question, or a list: several about one image, or one for each image
+    boxes: list = None,  # For a run with regions from boxes: left, top, right, bottom as fractions of width
+    # and height; for a list of images a list of such lists
+    top: int = 5,  # Number of answers
+) -> list:  # Pairs of an answer and its probability, most likely first; for a list a list of such lists
     "Find the most likely answers; raise a `ValueError` if the run answers no questions or input is invalid"
     if (probabilities := self.capabilities.get('answer')) is None:
         raise ValueError(

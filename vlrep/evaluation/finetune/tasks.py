@@ -43,7 +43,7 @@ TASKS.add(
 TASKS.add(
     FinetuneTask(
         'vizwiz',
-        'questions of blind people, of which many cannot be answered (VizWiz)',
+        'questions of blind people, many of which cannot be answered (VizWiz)',
         _sources('vizwiz', 'the folder of VizWiz: train.json, val.json, train/, val/'),
         submit=_here + 'submit_vizwiz',
         answers=7371,

@@ -35,12 +35,12 @@ from ...training.precision import MixedPrecision
 
 # %% ../../../nbs/evaluation/finetune/50_training.ipynb #829a35a9
 class TaskCollator:
-    "Texts of examples as tokens, their targets, and regions of their images"
+    "Collates tokens of texts, targets, and regions of images"
 
     def __init__(
         self,
-        tokenizer: 'Tokenizer',  # Cuts texts into tokens
-        max_len: int = 128,  # Most tokens of a text, or of a pair
+        tokenizer: 'Tokenizer',  # Encodes the texts
+        max_len: int = 128,  # Maximum number of tokens of a text or pair
         regions: Callable = None,  # (dataset of images, rows) -> tensors `region_*`, such as a `RegionReader`
     ):
         self.tokenizer = tokenizer
@@ -48,11 +48,11 @@ class TaskCollator:
         self.regions = regions
 
     def texts(self, source: TaskDataset, rows: np.ndarray) -> dict:
-        "Encode the texts of examples: `tokens`, `lengths`, `segments`, and how many tokens were `cut`"
+        "Encode the texts of examples: `tokens`, `lengths`, `segments`, and the number of `cut` tokens"
         return encode_pairs(self.tokenizer, *source.texts(rows), max_len=self.max_len)
 
     def all_texts(self, source: TaskDataset) -> TextBuffer:
-        "Collect the text of each example; of a pair both, with `MARK` between"
+        "Collect the text of each example; both texts of a pair, separated by `MARK`"
         if not source.pairs:
             return source.captions
         return TextBuffer([MARK.join(source.captions[i])] for i in range(len(source)))
@@ -64,14 +64,14 @@ class TaskCollator:
     def __call__(
         self,
         source: TaskDataset,  # Examples
-        rows: np.ndarray,  # Which of them (b,)
-        when,  # Not used: the same in every epoch
+        rows: np.ndarray,  # Rows of the batch (b,)
+        when,  # Not used
         seed: int,  # Not used
-        flip: np.ndarray,  # None is mirrored: a question may say left
-    ) -> dict:  # `tokens`, `segments` (b,s), `lengths` (b,), `target` (b,k) if it is known, `region_*`
+        flip: np.ndarray,  # Must be False: a question may contain *left*
+    ) -> dict:  # `tokens`, `segments` (b,s), `lengths` (b,), `target` (b,k) if known, `region_*`
         "Collate what a batch holds in addition to the images"
         if flip.any():
-            raise ValueError('flip_p: images of a task are not mirrored, for its texts say left and right')
+            raise ValueError('flip_p: images of a task are not mirrored, because its texts say left and right')
         out = {k: v for k, v in self.texts(source, rows).items() if k != 'cut'}
         if source.targets is not None:
             out['target'] = torch.from_numpy(source.targets[rows].toarray())
@@ -79,12 +79,12 @@ class TaskCollator:
 
 # %% ../../../nbs/evaluation/finetune/50_training.ipynb #821a5ec8
 class FixedLengthEpochs:
-    "A training loader in rounds of `every` steps, however long its epochs are"
+    "Divides a training loader into rounds of `every` steps, whatever the length of its epochs"
 
     def __init__(
         self,
-        dl: StatefulLoader,  # Its batches follow from epoch and step
-        every: int,  # Steps of a round
+        dl: StatefulLoader,  # Training loader, whose batches are a function of epoch and step
+        every: int,  # Steps per round
     ):
         self.dl = dl
         self.every = int(every)
@@ -117,13 +117,13 @@ class FixedLengthEpochs:
 
 # %% ../../../nbs/evaluation/finetune/50_training.ipynb #84d3f7e2
 class TaskScore(Metric):
-    "A task's metric over the validation set, of which each process has a share"
+    "The metric of a task over the validation set, which the processes share"
 
     def __init__(
         self,
-        task: FinetuneTask,  # Decides and measures
+        task: FinetuneTask,  # Provides decision rule and metric
         examples: TaskDataset,  # The validation set, with targets
-        dist: Dist = Dist(),  # The processes; all call for the value
+        dist: Dist = Dist(),  # The processes; all must read the value
     ):
         self.task = task
         self.examples = examples
@@ -150,14 +150,14 @@ class TaskScore(Metric):
 
     @property
     def value(self) -> float:
-        "Compute the metric, from 0 to 1; of several metrics the first"
+        "Compute the first metric of the task, from 0 to 1"
         if self._value is None:
             got = self.dist.objects((self.rows, self.decisions))
             rows, decisions = ([x for share in part for x in share] for part in zip(*got))
             if not rows:
                 return None
             rows = np.concatenate(rows)
-            order = np.argsort(rows, kind='stable')  # that of one process
+            order = np.argsort(rows, kind='stable')  # the order of a single process
             rows = rows[order]
             decisions = np.concatenate(decisions)[order]
             whole = np.array_equal(rows, np.arange(len(self.examples)))
@@ -173,12 +173,12 @@ class BestScore(Checkpointer):
 
     def __init__(
         self,
-        folder,  # Has `save(name, weights, state, frozen)`, such as a `Run`, or `KeptBest`
-        metric: TaskScore,  # Its value chooses `best`
+        folder,  # An object with `save(name, weights, state, frozen)`, such as a `Run` or `KeptBest`
+        metric: TaskScore,  # Chooses `best` by its value
         patience: int = 0,  # Stop after this number of evaluations without improvement; 0: never
         *,
         every: int = 0,  # Steps between saves within a round; 0 for none
-        latest: bool = False,  # Is the latest always `best`, whatever its score?
+        latest: bool = False,  # Is the last checkpoint always `best`?
         log: Callable = print,  # Called with a line for each evaluation
     ):
         super().__init__(folder, every)
@@ -192,7 +192,7 @@ class BestScore(Checkpointer):
 
     @property
     def done(self) -> bool:
-        "Tell whether there was no improvement for `patience` evaluations"
+        "Tell whether there was no improvement in `patience` evaluations"
         return bool(self.patience) and self.since >= self.patience
 
     def after_epoch(self) -> None:
@@ -216,27 +216,27 @@ class BestScore(Checkpointer):
 
 
 class KeptBest:
-    "Replaces a run folder: keeps the best weights in memory"
+    "Keeps the best weights in memory, without a run folder"
 
     weights = None
 
     def save(self, name: str, weights: dict, state: dict, frozen: 'Iterable[str]' = ()) -> None:
-        "Keep them, if they are the best"
+        "Keep the weights if they are the best"
         if name != 'last':
             self.weights = {k: v.detach().clone() for k, v in weights.items()}
 
 # %% ../../../nbs/evaluation/finetune/50_training.ipynb #62b06f21
 def _warmup_then_decay(step, total, warmup):
-    "Give the learning rate as a share of its peak: linear warm-up, then linear decay to 0"
+    "Compute the learning rate relative to its peak: linear warm-up, then linear decay to 0"
     return step / warmup if step < warmup else max(0.0, (total - step) / max(1, total - warmup))
 
 
 def text_limit(
-    body: SupportsFusion,  # A model with `fuse`; None: one without limit
-    plan: FinetunePlan,  # Its `max_len` counts
-    task: FinetuneTask,  # Its `max_len` counts if the plan has none
-) -> int:  # Most tokens
-    "Find the maximum length of a text: as planned, and at most the number of the model's positions"
+    body: SupportsFusion,  # A model with `fuse`; None for one without limit
+    plan: FinetunePlan,  # Provides `max_len`
+    task: FinetuneTask,  # Provides `max_len` if that of the plan is 0
+) -> int:  # Maximum number of tokens
+    "Return the maximum length of a text: as planned, and at most the number of the model's positions"
     max_len = body.max_len if body else 0
     if plan.max_len and max_len and plan.max_len > max_len:
         raise ValueError(f'max_len={plan.max_len}: the model has positions for {max_len} tokens only')
@@ -244,9 +244,9 @@ def text_limit(
 
 # %% ../../../nbs/evaluation/finetune/50_training.ipynb #da722299
 def freeze_unused_parameters(
-    model: FinetuneModel,  # Weights that its scores do not depend on have requires_grad=False afterwards
-    batch: dict,  # Any batch, to find them with
-) -> list:  # Their names
+    model: FinetuneModel,  # The model, changed in place
+    batch: dict,  # Any batch
+) -> list:  # Names of the frozen weights
     "Freeze the weights that the scores do not depend on; nothing else in the model changes"
     modes = [(m, m.training) for m in model.modules()]
     named = list(model.named_parameters())
@@ -267,16 +267,16 @@ def task_learner(
     model: nn.Module,  # Batch -> dict with `logits`
     dls: DataLoaders,  # From `loaders`
     loss: Callable,  # (output, batch) -> total () and count
-    opt: torch.optim.Optimizer,  # Of the model's parameters
+    opt: torch.optim.Optimizer,  # Optimiser of the model's parameters
     keeper: BestScore,  # Evaluates and saves after each round
     *,
-    every: int,  # Steps of a round
+    every: int,  # Steps per round
     schedule: Callable,  # Steps done -> factor of the learning rates
-    seed: int = 0,  # Of dropout
+    seed: int = 0,  # Seed of dropout
     precision: str = 'auto',  # As for `MixedPrecision`
-    accumulate: int = 1,  # Parts of a batch
-    sync_bn: bool = False,  # With several processes: BatchNorm over the images of all?
-    cbs: list | tuple = (),  # More callbacks
+    accumulate: int = 1,  # Number of micro-batches per step
+    sync_bn: bool = False,  # With several processes: BatchNorm over the images of all processes?
+    cbs: list | tuple = (),  # Additional callbacks
 ) -> BatchLearner:  # For `fit_task`; `learn.save_run.history` has step, loss and score of each evaluation
     "Build fastai's Learner that evaluates and saves after each round, with the callbacks of the other trainings"
     dist = current_dist()
@@ -297,24 +297,24 @@ def task_learner(
 # %% ../../../nbs/evaluation/finetune/50_training.ipynb #110692cf
 def finetune_learner(
     model: FinetuneModel,  # Body and head
-    task: FinetuneTask,  # Loss and metric
+    task: FinetuneTask,  # Provides loss and metric
     splits: dict,  # `train` and `valid`: TaskDatasets with targets
-    collate: TaskCollator,  # Texts, targets, regions
+    collate: TaskCollator,  # Collates texts, targets and regions
     plan: FinetunePlan,  # The hyperparameters
     *,
-    size: int = None,  # Side of the views; that of the images by default
+    size: int = None,  # Side of the views in pixels; by default that of the images
     folder: 'Run' = None,  # For checkpoints; `KeptBest` by default
-    seed: int = 0,  # Of the order and dropout
+    seed: int = 0,  # Seed of order and dropout
     precision: str = 'auto',  # As for `MixedPrecision`
-    accumulate: int = 1,  # Parts of a batch
+    accumulate: int = 1,  # Number of micro-batches per step
     workers: int = 0,  # Processes that read images ahead
     save_every: int = 0,  # Steps between checkpoints within a round
-    max_corrupt: int | float | str = None,  # Images that may be unreadable in training
-    cbs: list | tuple = (),  # More callbacks
-    log: Callable = print,  # Called with lines about the progress
+    max_corrupt: int | float | str = None,  # How many training images may be unreadable
+    cbs: list | tuple = (),  # Additional callbacks
+    log: Callable = print,  # Called with messages about the progress
 ) -> BatchLearner:  # For `fit_task`; `learn.save_run.history` has step, loss and score of each evaluation
     "Build fastai's Learner for a task, with the callbacks of the other trainings"
-    view = EvalTransform(size or splits['train'].size, whole=True)  # a question is about all of the image
+    view = EvalTransform(size or splits['train'].size, whole=True)  # a question is about the whole image
     dist = current_dist()
     several = dict(rank=dist.rank, world_size=dist.world_size, device=dist.device) if dist.world_size > 1 else {}
     dls = loaders(
@@ -356,9 +356,9 @@ def finetune_learner(
 # %% ../../../nbs/evaluation/finetune/50_training.ipynb #964018e6
 def fit_task(
     learn: BatchLearner,  # From `finetune_learner`
-    steps: int,  # Of the optimiser, in all
+    steps: int,  # Total number of optimiser steps
 ) -> None:
-    "Train to the end, or until early stopping; a training that was stopped early is not continued"
+    "Train to the end, or until early stopping; do nothing if the training was stopped early before"
     try:
         if not learn.save_run.done:
             learn.fit_steps(steps)

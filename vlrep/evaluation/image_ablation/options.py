@@ -14,7 +14,7 @@ _table = 'vlrep.evaluation.image_ablation.table:'
 EVALUATIONS.add(
     Evaluation(
         'image_ablation',
-        'masked names of things: with the image, without it, without the thing',
+        'masked names of objects: with the image, without it, and without the object',
         _table + 'evaluate_image_ablation',
         uses_root=True,
         needs=frozenset({'fill_mask', 'regions'}),

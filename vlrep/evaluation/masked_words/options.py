@@ -14,7 +14,7 @@ _table = 'vlrep.evaluation.masked_words.table:'
 EVALUATIONS.add(
     Evaluation(
         'masked_words',
-        'masked words of captions: with the right image, another one, or none',
+        'masked words of captions: with the matching image, a different one, or none',
         _table + 'evaluate_masked_words',
         uses_root=True,
         needs=frozenset({'fill_mask', 'masked_counts'}),

@@ -15,8 +15,8 @@ from ...data.records import ImageTextDataset
 # %% ../../../nbs/evaluation/retrieval/10_embed.ipynb #81fd681f
 def caption_pairs(
     dataset: ImageTextDataset,  # Images with captions
-) -> tuple:  # The images that have some, all captions (m,), and the row of the image of each (m,)
-    "Pair images with their captions; a `ValueError` if fewer than two images have some"
+) -> tuple:  # The images with captions, all captions (m,), and the row of the image of each (m,)
+    "Pair images with their captions; a `ValueError` if fewer than two images have captions"
     some = [] if dataset.captions is None else np.flatnonzero(dataset.captions.counts() > 0)
     if len(some) < 2:
         raise ValueError(f'{dataset.name}: {len(some)} images with captions; retrieval needs at least 2 to choose from')
@@ -29,14 +29,14 @@ def duplicate_captions(
     texts: list,  # Captions (m,)
     image_of: np.ndarray,  # The image of each (m,)
     bs: int = 2,  # Images in a batch, one caption each
-) -> dict:  # `captions` that are also another image's, their `share` of all, `bs`, and `pairs`: of images
-    # with the same caption, on average over batches
+) -> dict:  # `captions` that belong to several images, their `share`, `bs`, and `pairs`: average number of
+    # pairs of images in a batch with the same caption
     "Count the captions that belong to several images, word for word"
     words = [' '.join(re.findall(r'\w+', s.lower())) for s in texts]
     code = np.unique(words, return_inverse=True)[1]
     n = len(np.unique(image_of))
     both, times = np.unique(np.stack([code, np.asarray(image_of)]), axis=1, return_counts=True)
-    owners = np.bincount(both[0])  # images that have each text
+    owners = np.bincount(both[0])  # number of images with each text
     counts = np.bincount(np.asarray(image_of))[both[1]]
     p = times / counts
 

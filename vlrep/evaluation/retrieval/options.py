@@ -18,10 +18,10 @@ _data = Option(
     'for captions, retrieval, vsepp and tagging: a dataset (default: what the run was trained on)',
     registry=DATASETS,
 )
-_split = Option('auto', 'where data comes with several splits: the one to follow', SPLIT_SOURCES)
+_split = Option('auto', 'which split to follow, where data comes with several', SPLIT_SOURCES)
 _protocol = Option(
     'all',
-    'for retrieval and vsepp: the images that are ranked among each other: all, the first 1000 '
+    'for retrieval and vsepp: the images that are ranked against each other: all, the first 1000 '
     'or 5000, or the mean over folds of 1000',
     ('all', '1k', '1k-folds', '5k'),
 )

@@ -20,7 +20,7 @@ DIRECTIONS = dict(i2t='image to text', t2i='text to image')
 
 # %% ../../../nbs/evaluation/retrieval/20_table.ipynb #74a24b19
 def _metrics(folds, way, counts, ks):
-    "Name of each metric -> (its statistic over weights of images, chance, 100 if it is a share)"
+    "Yield name, statistic over weights of images, chance and unit (100 for percent) of each metric"
 
     def mean(f):
         return lambda w: np.mean([f(r[way], w[:, rows]) for rows, r in folds], 0)
@@ -43,13 +43,13 @@ def retrieval_table(
     captions: Tensor,  # Vectors of captions (m,d)
     image_of: np.ndarray,  # Row of the image of each caption (m,)
     who: str = 'this run',  # Name of the model in the table
-    split: str = 'test',  # Which images these are
+    split: str = 'test',  # Name of the split
     *,
-    ks: tuple = (1, 5, 10),  # The k of R@k
-    protocol: str = 'all',  # Which images are ranked among each other: one of `PROTOCOLS`
-    seed: int = 0,  # Of the bootstrap
+    ks: tuple = (1, 5, 10),  # Values of k for R@k
+    protocol: str = 'all',  # Images that are ranked against each other: one of `PROTOCOLS`
+    seed: int = 0,  # Seed of the bootstrap
     draws: int = 500,  # Number of bootstrap resamples of the images
-    keep: int = 0,  # Keep the scores under this number of resamplings, the same for all runs, as `draws`
+    keep: int = 0,  # Number of resamples, shared by all runs, whose scores are kept as `draws`
 ) -> list:  # Dicts `question, metric, backbone, n, chance, value, low, high`, R@k in percent, and
     # `candidates, captions_per_image, split, protocol`
     "Compute R@k and the median rank in both directions; a `ValueError` if a `k` exceeds the number of candidates"

@@ -28,9 +28,9 @@ from ...models.features import features
 
 # %% ../../../nbs/evaluation/retrieval/50_vsepp.ipynb #4e2caec8
 def hardest_negatives_loss(
-    s: Tensor,  # Cosines of images (rows) with captions (columns); pairs on the diagonal (b,b)
-    margin: float = 0.2,  # The margin
-    own: Tensor = None,  # Other matching pairs, which are no negatives: bool (b,b)
+    s: Tensor,  # Cosines of images (rows) with captions (columns); matching pairs on the diagonal (b,b)
+    margin: float = 0.2,  # Margin of the hinge
+    own: Tensor = None,  # Further matching pairs, which are not negatives: bool (b,b)
 ) -> Tensor:  # ()
     "Compute the hinge on the hardest negative of each image and of each caption, summed over the batch (VSE++ eq. 6)"
     right = s.diagonal()
@@ -43,8 +43,8 @@ _PAD, _START, _END, _OTHER = range(4)
 
 
 def word_numbers(
-    texts: list,  # Captions to learn from
-    min_count: int = 4,  # Rarer words are left out
+    texts: list,  # Training captions
+    min_count: int = 4,  # Minimum count of a word
 ) -> dict:  # Word -> number from 4 on; 0 to 3 are padding, start, end and all other words
     "Number the words of captions, frequent words first"
     n = Counter(w for t in texts for w in caption_words(t))
@@ -56,7 +56,7 @@ def encode_words(
     texts: list,  # Captions
     numbers: dict,  # From `word_numbers`
 ) -> list:  # Lists of numbers
-    "Encode captions as numbers of words, from start to end"
+    "Encode captions as numbers of words, with start and end symbols"
     return [[_START, *(numbers.get(w, _OTHER) for w in caption_words(t)), _END] for t in texts]
 
 # %% ../../../nbs/evaluation/retrieval/50_vsepp.ipynb #babf2731
@@ -66,9 +66,9 @@ class VseppEncoders(nn.Module):
     def __init__(
         self,
         features: int,  # Width of the image features
-        words: int,  # Numbers of words, the special ones included
+        words: int,  # Size of the vocabulary, with special symbols
         joint: int = 1024,  # Width of the joint space
-        word: int = 300,  # Width of a word
+        word: int = 300,  # Width of a word vector
     ):
         super().__init__()
         self.image = nn.Linear(features, joint)
@@ -81,15 +81,15 @@ class VseppEncoders(nn.Module):
     def embed_image(
         self,
         f: Tensor,  # Features of the backbone (b,c)
-    ) -> Tensor:  # Length 1 (b,joint)
+    ) -> Tensor:  # Vectors of length 1 (b,joint)
         "Embed images in the joint space"
         return F.normalize(self.image(F.normalize(f, dim=1)), dim=1)
 
     def embed_text(
         self,
         tokens: Tensor,  # Numbers of words (b,s)
-        lengths: Tensor,  # Real ones in each row (b,), at least 1
-    ) -> Tensor:  # Length 1 (b,joint)
+        lengths: Tensor,  # Number of words in each row (b,), at least 1
+    ) -> Tensor:  # Vectors of length 1 (b,joint)
         "Embed captions in the joint space"
         packed = pack_padded_sequence(self.words(tokens), lengths.cpu(), batch_first=True, enforce_sorted=False)
         return F.normalize(self.gru(packed)[1][0], dim=1)
@@ -97,29 +97,29 @@ class VseppEncoders(nn.Module):
 # %% ../../../nbs/evaluation/retrieval/50_vsepp.ipynb #fc6b39d7
 @dataclass(frozen=True)
 class VseppRecipe:
-    "Hyperparameters of VSE++ for a frozen backbone, as MCT uses them"
+    "Hyperparameters of VSE++ for a frozen backbone, as used by MCT"
 
     joint: int = 1024  # Width of the joint space, and of the GRU
-    word: int = 300  # Width of a word
+    word: int = 300  # Width of a word vector
     min_count: int = 4  # Rarer words share a vector
-    margin: float = 0.2  # Of the hinge
-    bs: int = 128  # Captions in a batch
+    margin: float = 0.2  # Margin of the hinge
+    bs: int = 128  # Captions per batch
     epochs: int = 30  # Passes over the captions
-    lr: float = 2e-4  # Of Adam; a tenth of it in the second half
-    clip: float = 2.0  # Largest norm of the gradient
+    lr: float = 2e-4  # Learning rate of Adam; divided by 10 in the second half
+    clip: float = 2.0  # Maximum norm of the gradient
 
 # %% ../../../nbs/evaluation/retrieval/50_vsepp.ipynb #183e1f91
 def fit_vsepp(
     f: Tensor,  # Features of the training images (n,c)
     texts: list,  # Their captions (m,)
     image_of: np.ndarray,  # Row of the image of each caption (m,)
-    recipe: VseppRecipe = VseppRecipe(),  # The paper's by default
-    seed: int = 0,  # Of initial weights and order
+    recipe: VseppRecipe = VseppRecipe(),  # By default that of the paper
+    seed: int = 0,  # Seed of initial weights and order
     *,
     log: callable = print,  # Called with the loss, about eight times
-    device: str | torch.device = 'cpu',  # Where to train
-) -> tuple:  # `VseppEncoders`, trained, and the vocabulary
-    "Train a linear layer and a text encoder on features that stay as they are"
+    device: str | torch.device = 'cpu',  # Device for the training
+) -> tuple:  # Trained `VseppEncoders`, and the vocabulary
+    "Train a linear layer and a text encoder on fixed features"
     numbers = word_numbers(texts, recipe.min_count)
     ids = encode_words(texts, numbers)
     owner = torch.as_tensor(image_of)
@@ -147,7 +147,7 @@ def fit_vsepp(
             opt.step()
             total += loss.item()
         if epoch % every == 0 or epoch + 1 == recipe.epochs:
-            log(f'VSE++ epoch {epoch + 1} of {recipe.epochs}: loss {total / len(ids):.4f} a caption')
+            log(f'VSE++ epoch {epoch + 1} of {recipe.epochs}: loss {total / len(ids):.4f} per caption')
     return model.eval(), numbers
 
 # %% ../../../nbs/evaluation/retrieval/50_vsepp.ipynb #d3b14d28
@@ -161,7 +161,7 @@ def vsepp_vectors(
     "Embed images and captions in the joint space"
     device = model.image.weight.device
     ids = encode_words(texts, numbers)
-    bs = 512  # at a time
+    bs = 512
     v = [model.embed_image(x.to(device)).cpu() for x in f.split(bs)]
     t = [
         model.embed_text(*(x.to(device) for x in pad_tokens(ids[a : a + bs], _PAD))).cpu()
@@ -172,13 +172,13 @@ def vsepp_vectors(
 # %% ../../../nbs/evaluation/retrieval/50_vsepp.ipynb #c3d49579
 def evaluate_vsepp(
     context: EvaluationContext,  # The model
-    data: str = None,  # One of `DATASETS`; by default what the run was trained on
+    data: str = None,  # One of `DATASETS`; by default that of the run
     protocol: str = 'all',  # One of `PROTOCOLS`
     epochs: int = 30,  # Passes over the training captions
     joint: int = 1024,  # Width of the joint space
-    split: str = 'auto',  # Where the data comes with several splits
-) -> list:  # Rows, as `retrieval_table` gives them
-    "Retrieve with a text encoder that is trained on the frozen backbone; the same on random features, if `baselines`"
+    split: str = 'auto',  # Which of several published splits
+) -> list:  # Rows as in `retrieval_table`
+    "Retrieve with a text encoder that is trained on the frozen backbone and, if `baselines`, on random features"
     (train, texts, owner), (test, test_texts, whose) = map(caption_pairs, open_probe_sets(context, data, split))
     recipe = VseppRecipe(epochs=epochs, joint=joint)
     rows = []

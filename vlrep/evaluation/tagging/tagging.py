@@ -28,11 +28,11 @@ from ...models.features import features
 
 # %% ../../../nbs/evaluation/tagging/20_tagging.ipynb #082adbc9
 def mean_iou(
-    scores: Tensor,  # Of each tag for each image (n,t)
-    truth: Tensor,  # Which tags each image has, at least one (n,t), 1 or 0
-    k: int = 5,  # How many are predicted
-) -> np.ndarray:  # Of each image (n,); their mean is mIOU@k
-    "Compute the size of the intersection of the `k` best and the true tags over that of their union"
+    scores: Tensor,  # Score of each tag for each image (n,t)
+    truth: Tensor,  # 1 for the tags of each image, at least one, else 0 (n,t)
+    k: int = 5,  # Number of predicted tags
+) -> np.ndarray:  # One value per image (n,), whose mean is mIOU@k
+    "Compute the intersection over union of the `k` best tags and the true tags"
     truth = truth.bool()
     both = truth.gather(1, scores.topk(k, dim=1)[1]).sum(1)
     return (both / (k + truth.sum(1) - both)).numpy()
@@ -45,7 +45,7 @@ _STOP_WORDS = frozenset(
 
 def tag_lists(
     dataset: ImageTextDataset,  # With labels `tags`, or captions
-) -> list:  # The tags of each image, each once, sorted
+) -> list:  # The distinct tags of each image, sorted
     "List the tags of each image: labels, or the words of its captions without stop words"
     y = dataset.labels.get('tags')
     if y is not None:
@@ -62,9 +62,9 @@ def tag_lists(
 
 def tag_vocabulary(
     lists: list,  # Tags of each image
-    size: int = 18157,  # Largest size (MCT sec. 4)
+    size: int = 18157,  # Maximum size (MCT sec. 4)
 ) -> dict:  # Tag -> column, the most frequent first
-    "Number the tags that most images have"
+    "Number the most frequent tags"
     n = Counter(t for l in lists for t in l)
     return {t: j for j, t in enumerate(sorted(n, key=lambda t: (-n[t], t))[:size])}
 
@@ -82,7 +82,7 @@ def tag_matrix(
 def pmi(
     has: csr_matrix,  # Which image has which tag (n,t)
 ) -> csr_matrix:  # (t,t)
-    "Compute the positive pointwise mutual information of every two tags; 0 for those that never co-occur"
+    "Compute the positive pointwise mutual information of every pair of tags; 0 if they never co-occur"
     n = has.shape[0]
     both = (has.T @ has).tocoo()
     alone = np.asarray(has.sum(0)).ravel()
@@ -93,9 +93,9 @@ def pmi(
 def tag_vectors(
     has: csr_matrix,  # Which image has which tag (n,t)
     dim: int = 4096,  # Width (MCT sec. 4); at most the number of tags
-    seed: int = 0,  # Of the approximate decomposition
-    exact: int = 2000,  # Up to this number of tags it is computed exactly
-) -> Tensor:  # Length 1 (t,d), 0 for a tag that no image has
+    seed: int = 0,  # Seed of the approximate decomposition
+    exact: int = 2000,  # Up to this number of tags, the decomposition is exact
+) -> Tensor:  # Vectors of length 1 (t,d), or 0 for a tag without images
     "Compute a vector for each tag, similar if the tags occur together"
     m = pmi(has).tocoo()
     dim = min(dim, has.shape[1])
@@ -113,21 +113,21 @@ def tag_vectors(
 # %% ../../../nbs/evaluation/tagging/20_tagging.ipynb #9e47a69c
 @dataclass(frozen=True)
 class TaggingRecipe:
-    "Hyperparameters of MCT's tagging; what the paper does not specify is marked"
+    "Hyperparameters of MCT's tagging; values that the paper does not specify are marked"
 
-    dim: int = 4096  # Width of their vectors
-    hidden: int = 2048  # Width of the layer in between
-    bs: int = 256  # Images in a batch (unspecified)
+    dim: int = 4096  # Width of the tag vectors
+    hidden: int = 2048  # Width of the hidden layer
+    bs: int = 256  # Images per batch (unspecified)
     epochs: int = 30  # Passes over the images (unspecified)
-    lr: float = 1e-3  # Of Adam (unspecified)
+    lr: float = 1e-3  # Learning rate of Adam (unspecified)
 
 # %% ../../../nbs/evaluation/tagging/20_tagging.ipynb #7a661a01
 def fit_tagging(
     f: Tensor,  # Features of the training images (n,c)
     has: csr_matrix,  # Their tags (n,t)
-    recipe: TaggingRecipe = TaggingRecipe(),  # The paper's by default
-    seed: int = 0,  # Of initial weights and order
-    device: str | torch.device = 'cpu',  # Where to train
+    recipe: TaggingRecipe = TaggingRecipe(),  # By default that of the paper
+    seed: int = 0,  # Seed of initial weights and order
+    device: str | torch.device = 'cpu',  # Device for the training
 ) -> tuple:  # The network, and the vectors of the tags (t,d)
     "Train a two-layer MLP to predict the vectors of an image's tags; images without a known tag are left out"
     vectors = tag_vectors(has, recipe.dim, seed)
@@ -155,15 +155,15 @@ def tagging_row(
     vectors: Tensor,  # From `fit_tagging`
     f: Tensor,  # Features of the test images (n,c)
     has: csr_matrix,  # Their tags (n,t)
-    k: int = 5,  # Tags that are predicted
+    k: int = 5,  # Number of predicted tags
     *,
     who: str = 'this run',  # Name in the table
-    usual: np.ndarray,  # How many training images have each tag (t,)
-    what: str = 'tags',  # What the tags are
-    seed: int = 0,  # Of the bootstrap
+    usual: np.ndarray,  # Number of training images with each tag (t,)
+    what: str = 'tags',  # Name of the tags in the table
+    seed: int = 0,  # Seed of the bootstrap
     keep: int = 0,  # Number of resamples, shared by all runs, whose scores are kept as `draws`
 ) -> dict:  # `question, metric, backbone, n, chance, value, low, high`, in percent
-    "Measure the mIOU@k of images that have a known tag; chance: the most frequent tags for all"
+    "Measure the mIOU@k over images with a known tag"
     some = np.flatnonzero(np.asarray(has.sum(1)).ravel())
     if not len(some):
         raise ValueError('no test image has a tag of the training images')
@@ -182,13 +182,13 @@ def tagging_row(
 # %% ../../../nbs/evaluation/tagging/20_tagging.ipynb #bd8ea7f1
 def evaluate_tagging(
     context: EvaluationContext,  # The model
-    data: str = None,  # One of `DATASETS`; by default what the run was trained on
-    tags: int = 18157,  # The most frequent tags that are learned
-    k: int = 5,  # Tags that are predicted
+    data: str = None,  # One of `DATASETS`; by default that of the run
+    tags: int = 18157,  # Number of the most frequent tags to learn
+    k: int = 5,  # Number of predicted tags
     epochs: int = 30,  # Passes over the training images
-    split: str = 'auto',  # Where the data comes with several splits
+    split: str = 'auto',  # Which of several published splits
 ) -> list:  # Rows
-    "Measure the mIOU@k of a small network on frozen features; the same on random features, if `baselines`"
+    "Measure the mIOU@k of a small network on frozen features and, if `baselines`, on random features"
     size = context.model.view.size
     train, test = open_probe_sets(context, data, split, ('labels',))
     lists = [tag_lists(s) for s in (train, test)]
@@ -198,7 +198,7 @@ def evaluate_tagging(
     has, targets = (tag_matrix(l, vocabulary) for l in lists)
     what = 'tags' if 'tags' in train.labels else 'words of captions'
     context.log(
-        f'{len(vocabulary):,} {what}, {has.nnz / len(train):.1f} an image; the most frequent: '
+        f'{len(vocabulary):,} {what}, {has.nnz / len(train):.1f} per image; the most frequent: '
         + ', '.join(list(vocabulary)[:k])
     )
     device = context.model.device

@@ -25,15 +25,15 @@ from ...models.features import features
 # %% ../../../nbs/evaluation/zeroshot/30_zeroshot.ipynb #c3fd2b30
 def fit_attributes(
     x: Tensor,  # Features of images of seen classes (n,c)
-    label: Tensor,  # Their classes, among the seen ones (n,) int64
-    attributes: Tensor,  # Of the seen classes (k,d)
-    seed: int = 0,  # Of the initial weights and the order
+    label: Tensor,  # Their classes, numbered among the seen ones (n,) int64
+    attributes: Tensor,  # Attributes of the seen classes (k,d)
+    seed: int = 0,  # Seed of the initial weights and the order
     *,
     epochs: int = 30,  # Passes over the images (unspecified)
-    lr: float = 1e-3,  # Of AdamW (unspecified)
+    lr: float = 1e-3,  # Learning rate of AdamW (unspecified)
     wd: float = 1e-4,  # Weight decay (unspecified)
-    bs: int = 128,  # Images in a batch (unspecified)
-) -> nn.Linear:  # Features to attributes: Sigma and b
+    bs: int = 128,  # Images per batch (unspecified)
+) -> nn.Linear:  # Map from features to attributes: Sigma and b
     "Learn f(x,a) with a softmax over the seen classes (ICMLM tab. 6)"
     if not len(x):
         raise ValueError('no image of a seen class')
@@ -51,7 +51,7 @@ def fit_attributes(
 
 
 def unit_features(
-    x: Tensor,  # (n,c)
+    x: Tensor,  # Features (n,c)
 ) -> Tensor:
     "Scale features to length 1, times the root of their number"
     return F.normalize(x, dim=1) * x.shape[1] ** 0.5
@@ -59,13 +59,13 @@ def unit_features(
 # %% ../../../nbs/evaluation/zeroshot/30_zeroshot.ipynb #cc864c53
 def zeroshot_hits(
     x: Tensor,  # Features of all images (n,c)
-    bench: ZeroShotBenchmark,  # Classes, attributes
-    seeds: int = 5,  # Maps that are learned (ICMLM: 5)
-    seed: int = 0,  # The first of them
+    bench: ZeroShotBenchmark,  # Classes and attributes
+    seeds: int = 5,  # Number of maps (ICMLM: 5)
+    seed: int = 0,  # The first seed
     **kw,  # For `fit_attributes`
-) -> dict:  # `rows` of held-out and test images (m,); the share of the maps that name the right one
-    # of all classes, `all`, or of the unseen ones, `unseen` (m,); 0 for images of seen ones
-    "Classify held-out and test images by attributes, and mark which are right"
+) -> dict:  # `rows` of held-out and test images (m,); the fraction of the maps that are correct
+    # among all classes, `all`, or the unseen ones, `unseen` (m,); 0 for images of seen classes
+    "Classify held-out and test images by attributes, and mark the correct ones"
     splits = bench.parts()
     dev = x.device
     x = unit_features(x)
@@ -87,14 +87,14 @@ def zeroshot_hits(
 # %% ../../../nbs/evaluation/zeroshot/30_zeroshot.ipynb #0607e32f
 def zeroshot_rows(
     hits: dict,  # From `zeroshot_hits`
-    bench: ZeroShotBenchmark,  # As there
+    bench: ZeroShotBenchmark,  # The benchmark of the hits
     who: str = 'model',  # Name of the model
-    average: str = 'images',  # Mean over images, or over classes
+    average: str = 'images',  # Mean over images or over classes
     *,
-    seed: int = 0,  # Of the bootstrap
+    seed: int = 0,  # Seed of the bootstrap
     keep: int = 0,  # As for `transfer_table`
-) -> list:  # Rows as those of `transfer_table`, in percent
-    "Score all test images, unseen classes among all and among themselves, seen ones, and the harmonic mean of both"
+) -> list:  # Rows as in `transfer_table`, in percent
+    "Score all test images, unseen classes among all and among the unseen, seen classes, and their harmonic mean"
     label = bench.label[hits['rows']]
     new = bench.unseen[label]
     k = bench.unseen.sum()
@@ -145,7 +145,7 @@ def _open_benchmark(context, benchmark):
 
 
 def _compare(nets, bench, size, seed, **kw):
-    "Rows of several backbones"
+    "Make the rows of several backbones"
     out = []
     for who, net in nets.items():
         hits = zeroshot_hits(features(net, bench.images, size)['grid2'], bench, seed=seed)
@@ -181,7 +181,7 @@ def evaluate_zeroshot(
 # %% ../../../nbs/evaluation/zeroshot/30_zeroshot.ipynb #495882f7
 def measure_zeroshot(
     context: EvaluationContext,  # Right after a training on the world
-) -> tuple:  # Numbers: `zeroshot`, none unless the options set it; no samples
+) -> tuple:  # Numbers: `zeroshot`, or nothing unless the options set it; no samples
     "Classify unseen categories by their attributes, with the baselines"
     n = getattr(context.options, 'zeroshot', 0)
     size = context.recipe.size
