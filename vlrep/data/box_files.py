@@ -79,7 +79,7 @@ def _box_instances(path):
         boxes[r['image_id']].append([left, top, left + width, top + height])
     if lost:
         raise ValueError(
-            f'{path}: {len(lost)} of its annotations are about images that it does not list: {some_of(lost)}'
+            f'{path}: {len(lost)} of its annotations refer to images that it does not list: {some_of(lost)}'
         )
     for r in images:
         yield r['file_name'], boxes[r['id']], [r.get('width'), r.get('height')], f'{path}: image {r["file_name"]}'
@@ -220,7 +220,7 @@ def lines(
     out = [f'{self.path}: {int(counts.sum()):,} boxes of {len(ids):,} images']
     more = len(self) - len(ids)
     if none := int((counts == 0).sum()):
-        out.append(f'{none:,} of {len(ids):,} images have no box: for these the text alone is used')
+        out.append(f'{none:,} of {len(ids):,} images have no box: only their text is used')
     if self.flat:
         out.append(f'{self.flat:,} boxes without area are left out')
     if max_boxes and (cut := int((counts - max_boxes).clip(0).sum())):

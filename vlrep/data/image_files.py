@@ -38,7 +38,7 @@ def some_of(
 def leave_out(
     source: FilePath,  # The file or folder that they are in
     what: str,  # What is wrong with them, after their number: 'rows cannot be used'
-    lost: list,  # Their names, or a text about each
+    lost: list,  # Names, or a text about each
     n: int,  # Total number
     max_corrupt: int | float | str = None,  # How many may be left out, see `corrupt_limit`
 ) -> None:
@@ -233,8 +233,8 @@ def caption_source(
 # %% ../../nbs/data/10_image_files.ipynb #85020bd3
 def write_images(
     records: 'Iterable[Record]',  # Records
-    folder: FilePath,  # Where the files go
-    quality: int = 90,  # Of the JPEG files
+    folder: FilePath,  # Destination of the files
+    quality: int = 90,  # JPEG quality
     captions: bool = True,  # Must each record have captions?
 ) -> 'Iterator[tuple]':  # Yields each record's file name, and the record
     "Write the image of each record to `folder`, as a JPEG file"

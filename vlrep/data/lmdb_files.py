@@ -97,10 +97,10 @@ class _Lmdb:
     def value(self, size, flags, rest):
         "Read the value of a node of a leaf"
         if flags & 6:
-            raise ValueError(f'{self.path}: holds further databases, which cannot be read')
+            raise ValueError(f'{self.path}: contains several databases, which cannot be read')
         if flags & 1:
             if len(rest) < 8:
-                self.corrupt('the place of a value')
+                self.corrupt('the location of a value')
             return self.read(struct.unpack_from('<Q', rest)[0], _HEAD + size, (_OVERFLOW,))[1][_HEAD:]
         if size > len(rest):
             self.corrupt('the size of a value')
@@ -124,7 +124,7 @@ def lmdb_items(
         while todo:
             pages += 1
             if pages > tree.last:
-                tree.corrupt('its pages lead in a circle')
+                tree.corrupt('its pages form a cycle')
             kind, nodes = tree.nodes(todo.pop())
             if kind == _BRANCH:
                 todo += [low | flags << 32 for low, flags, *_ in reversed(nodes)]

@@ -92,7 +92,7 @@ class _Jobs(Dataset):
                     self.bad[i] = str(e)
             bad[i] = self.bad[i]
             i = int(draw.integers(len(self.source)))
-        raise CorruptImage(f'{self.bad[row]}; and so are all that were drawn in its place')
+        raise CorruptImage(f'{self.bad[row]}; and so are all of its replacements')
 
 # %% ../../nbs/data/60_loader.ipynb #8857436e
 class TooManyDamaged(ValueError):
@@ -294,7 +294,7 @@ def _ready(self: StatefulLoader, got, job, i):
     epoch, _, *draw = job
     b, bad, why = unpack_batch(got)
     if why and not self._said:
-        print(f'{self.source.name}: {why}; it takes longer this way, and --workers 0 needs no sharing', file=sys.stderr)
+        print(f'{self.source.name}: {why}; this is slower; --workers 0 avoids sharing', file=sys.stderr)
         self._said = True
     if bad:
         self._note(bad)
@@ -335,7 +335,7 @@ def corrupt_report(self: StatefulLoader) -> str:  # A summary, then a line per i
     "Report the images that could not be read so far"
     if not self.corrupt:
         return ''
-    first = f'{len(self.corrupt)} of {len(self.source)} images could not be read, and others were shown in their place:'
+    first = f'{len(self.corrupt)} of {len(self.source)} images could not be read, and were replaced by others:'
     return '\n'.join([first, *[f'  {self.source.ids[r]}: {why}' for r, why in self.corrupt.items()]])
 
 # %% ../../nbs/data/60_loader.ipynb #4b90ce90

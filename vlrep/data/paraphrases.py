@@ -193,10 +193,10 @@ def _problem(line):
     if not isinstance(k, int) or isinstance(k, bool) or k < 0:
         return '"caption_index" is not a number from 0 on'
     if not isinstance(paraphrases, list):
-        return '"paraphrases" is no list'
+        return '"paraphrases" is not a list'
     for p in paraphrases:
         if not isinstance(p, dict) or not all(isinstance(p.get(n), str) and p[n].strip() for n in ('via', 'text')):
-            return f'{brief(p)} is no paraphrase with "via" and "text"'
+            return f'{brief(p)} is not a paraphrase with "via" and "text"'
     return ''
 
 

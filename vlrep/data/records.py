@@ -450,7 +450,7 @@ def with_captions(
     self: ImageTextDataset,
     captions: TextBuffer | list,  # `TextBuffer`, or lists of strings, one list per image
 ) -> ImageTextDataset:  # The same images and labels
-    "Copy this dataset with other captions"
+    "Copy this dataset with different captions"
     new = copy.copy(self)
     new.captions = _clean(captions)
     new._check()

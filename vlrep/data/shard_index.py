@@ -179,7 +179,7 @@ def read_sidecar(
         raise _Unusable('have a sidecar that is not an object')
     lines = side.get('narratives') or []
     if not isinstance(lines, list):
-        raise _Unusable('have narratives that are no list')
+        raise _Unusable('have narratives that are not a list')
     narratives = [_narrative(line) for line in lines]
     captions = _captions(side, text, narratives, caption_key, note)
     if not captions:

@@ -377,7 +377,7 @@ def write_shards(
     folder = Path(folder)
     n = len(dataset)
     if per_shard < 1:
-        raise ValueError(f'per_shard={per_shard}: at least 1 image a shard')
+        raise ValueError(f'per_shard={per_shard}: at least 1 image per shard')
     if not n:
         raise ValueError(f'{dataset.name}: no images to write')
     check_new_folder(folder)

@@ -189,7 +189,7 @@ def read_labels(
         raise ValueError(f'{option} {path}: at least 2 labels, one a line, or a list in JSON')
     twice = [l for l, k in Counter(got).items() if k > 1]
     if twice:
-        raise ValueError(f'{option} {path}: {len(twice)} labels are there twice: {some_of(twice)}')
+        raise ValueError(f'{option} {path}: {len(twice)} labels occur twice: {some_of(twice)}')
     return got
 
 

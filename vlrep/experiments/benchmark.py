@@ -61,7 +61,7 @@ def benchmark_plan(
 ) -> BenchmarkPlan:
     "Plan a benchmark of the paper's base model and the world's, at sizes that suit the device"
     if batch is not None and batch < 1:
-        raise ValueError(f'batch={batch}: at least 1 image a step')
+        raise ValueError(f'batch={batch}: at least 1 image per step')
     cpu = torch.device(device).type == 'cpu'
     large = get_recipe('virtex', 'virtex_r50_l1_h1024')
     small = get_recipe('virtex', 'world')

@@ -195,7 +195,7 @@ def export(
     log: callable = print,  # Called with lines of Python: comments about the files, then code that opens them
     plugins: Sequence[FilePath] = (),  # Python files of the run that may be imported, because you trust them
 ) -> dict:  # Files, their reader, the difference of the outputs, and lines that open them
-    """Write the backbone in another library's layout, the model as graphs, or a folder of the model alone
+    """Write the backbone in another library's layout, the model as graphs, or a folder with only the model
 
     The files are read back, and their outputs are compared. A `ValueError` says what cannot be exported
     """

@@ -77,7 +77,7 @@ def _log(run, log):
     try:
         return run.log()
     except ValueError as e:
-        log(f'{e}; it is not known how the training ended')
+        log(f'{e}; how the training ended is unknown')
         return []
 
 

@@ -82,10 +82,10 @@ def write_regions(
 def _there(store, folder, photos, about, log):
     "Check and return the existing store; a `ValueError` if it has different photos or was made differently"
     if store.about != about:
-        raise ValueError(f'{store.folder}: is there already, made by {brief(store.about, 200)}; choose a new folder')
+        raise ValueError(f'{store.folder}: exists already, made by {brief(store.about, 200)}; choose a new folder')
     if lost := [p for p in photos if p not in store.left_out and store.row(p) < 0]:
         raise ValueError(
-            f'{store.folder}: is there already, without {len(lost)} of {len(photos)} photos: '
+            f'{store.folder}: exists already, without {len(lost)} of {len(photos)} photos: '
             f'{some_of(lost)}; choose a new folder'
         )
     photos_left = [p for p in photos if p not in store.left_out]
@@ -95,7 +95,7 @@ def _there(store, folder, photos, about, log):
         photos_left.__getitem__,
         str(folder),
     )
-    log(f'{store.folder}: is there already, nothing to do')
+    log(f'{store.folder}: exists already, nothing to do')
     _report(store, log)
     return store
 

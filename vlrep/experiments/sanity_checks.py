@@ -204,9 +204,9 @@ def _plan_lines(n, options):
     likely, low, high = (timedelta(seconds=round(n[k])) for k in ('eta', 'eta_low', 'eta_high'))
     return [
         f'parameters   {n["parameters"]:,}, of which the backbone has {n["backbone_parameters"]:,}',
-        f'batch        {n["bs"]} images a step{micro_batches}',
+        f'batch        {n["bs"]} images per step{micro_batches}',
         f'steps        {n["steps"]:,}: {n["epochs"]:.3g} epochs of {n["images"]:,} images, {n["views"]:,} image views',
-        f'memory       {n["memory"] / 1e9:.1f} GB at the most ({where})',
+        f'memory       {n["memory"] / 1e9:.1f} GB at most ({where})',
         f'checkpoint   {n["checkpoint"] / 1e6:,.1f} MB; a run keeps the best one and the last three',
         f'time         about {likely} ({low} to {high}), from {n["timed"]} steps of '
         f'{1000 * n["step"]:.0f} ms and {n["look"]:.1f} s for each look at the held-out images',
@@ -327,9 +327,9 @@ def overfit(
         why = f' ({e})'
     end = (
         f'loss {callback.losses[0]:.3f} -> {callback.now():.3f} in {len(callback.losses)} steps, '
-        f'{callback.goal():.3f} was wanted'
+        f'{callback.goal():.3f} was required'
         if callback.losses
-        else 'not a single step was made'
+        else 'no step was made'
     )
     log(
         f'failed to overfit {calm.bs} images: {end}{why}{usual(None)}; try other learning rates (--set lr=..., --set '
