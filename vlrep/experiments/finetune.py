@@ -603,7 +603,7 @@ class _Setup:
 
 def finetune(
     spec: FinetuneSpec,  # From `finetune_spec`
-    runtime: Runtime = Runtime(),  # Workers, checkpoints, and other settings that do not change the result
+    runtime: Runtime = Runtime(),  # Workers, checkpoints, and others that do not change the result
     out: FilePath | None = None,  # Folder of the new run; by default the next free one in runs/
     log: Callable = print,  # Called with progress messages
 ) -> Path:  # Folder of the new run

@@ -368,7 +368,7 @@ def _pretrain(job, out=None, old=None, at='last', inexact=False):
 # %% ../../nbs/experiments/65_pretrain.ipynb #7c0128e6
 def pretrain(
     spec: RunSpec,  # From `run_spec`
-    runtime: Runtime = Runtime(),  # Workers, checkpoints, and other settings that do not change the result
+    runtime: Runtime = Runtime(),  # Workers, checkpoints, and others that do not change the result
     out: FilePath | None = None,  # Folder of the run; by default the next free one in runs/
     log: Callable = print,  # Called with progress messages
 ) -> Path:  # Folder of the run, with report.html
