@@ -371,7 +371,7 @@ def pretrain(
     runtime: Runtime = Runtime(),  # Workers, checkpoints, and others that do not change the result
     out: FilePath | None = None,  # Folder of the run; by default the next free one in runs/
     log: Callable = print,  # Called with progress messages
-) -> Path:  # Folder of the run, with report.html
+) -> Path:  # The run's folder, with report.html
     "Pretrain on captions, then evaluate the features; `TrainingInterrupted` if a signal ends it early"
     check_out(out)
     with Job.begin(spec, runtime, log) as job:
