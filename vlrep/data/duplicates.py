@@ -22,7 +22,7 @@ _POINTS = 12 * 12 * 3
 
 
 def _thumbnail(pixels):
-    "Means of 12 x 12 cells, and a hash of all pixels"
+    "Compute the means of 12 x 12 cells and a hash of all pixels"
     h, w, _ = pixels.shape
     cells = np.asarray(Image.fromarray(pixels).resize((12, 12), Image.BOX)).ravel()
     code = hashlib.blake2b(pixels, digest_size=16, person=f'{h} {w}'.encode()).digest()
@@ -31,9 +31,9 @@ def _thumbnail(pixels):
 
 def thumbnails(
     dataset: ImageTextDataset,  # Images
-) -> tuple:  # Thumbnails of 12 x 12 points, of mean 0 and length 1 (n,432) float32, a hash of the pixels of each, and
-    # the rows of these n images: those that can be read
-    "Make a thumbnail of each image, for comparison, and hash its pixels"
+) -> tuple:  # Thumbnails of 12 x 12 pixels, with mean 0 and length 1 (n,432) float32; a hash of the pixels of each
+    # image; and the rows of the n readable images
+    "Make a thumbnail of each image, and hash its pixels"
     found, bad = image_summaries(dataset, _thumbnail, _POINTS + 16, 'thumbnails')
     rows = [i for i in range(len(dataset)) if i not in bad]
     t = found[rows, :_POINTS].astype(np.float32)
@@ -43,7 +43,7 @@ def thumbnails(
 
 
 def _readable(dataset):
-    "Thumbnails and hashes of the images that can be read, and these images as a dataset"
+    "Return thumbnails and hashes of the readable images, and these images as a dataset"
     t, codes, rows = thumbnails(dataset)
     return t, codes, dataset if len(rows) == len(dataset) else dataset.subset(rows)
 
@@ -56,10 +56,10 @@ def _plain_words(s):
 class Duplicates:
     "Images and captions that two datasets have in common"
 
-    same: list  # Images with equal pixels: (name in the first, name in the second)
-    near: list  # Images that are nearly equal: (name, name, how alike)
-    captions: list  # Captions in both, ignoring case and punctuation: (caption, how often in the first, in the second)
-    sizes: tuple  # Images of the first and of the second, captions of the first and of the second
+    same: list  # Images with equal pixels: (name in the first dataset, name in the second)
+    near: list  # Nearly equal images: (name, name, similarity)
+    captions: list  # Captions in both, ignoring case and punctuation: (caption, count in the first, in the second)
+    sizes: tuple  # Numbers of images in the first and second dataset, and of captions in the first and second
 
     def __len__(self):
         return len(self.same) + len(self.near)
@@ -81,10 +81,10 @@ class Duplicates:
 # %% ../../nbs/data/66_duplicates.ipynb #e66435d7
 def duplicates(
     train: ImageTextDataset,  # Training set
-    test: ImageTextDataset,  # Test set; of the same size in pixels
-    alike: float = 0.95,  # Least cosine of the thumbnails of nearly equal images, from -1 to 1
-) -> Duplicates:  # `print` it; its length is the number of pairs of images
-    "Find the images and captions that two datasets have in common, leaving out images that cannot be read"
+    test: ImageTextDataset,  # Test set with the same size in pixels
+    alike: float = 0.95,  # Minimum cosine of the thumbnails of nearly equal images, from -1 to 1
+) -> Duplicates:  # Can be printed; its length is the number of image pairs
+    "Find the images and captions that two datasets have in common, without unreadable images"
     if train.size != test.size:
         raise ValueError(f'images of {train.size} and {test.size} pixels: read both at the same size')
     t, tc, train = _readable(train)
@@ -96,7 +96,7 @@ def duplicates(
         at[c].append(i)
     for j, c in enumerate(uc):
         same += [(train.ids[i], test.ids[j]) for i in at.get(c, ())]
-    for a in progress(range(0, len(t), 2048), label='pictures alike'):
+    for a in progress(range(0, len(t), 2048), label='similar images'):
         s = t[a : a + 2048] @ u.T
         for i, j in zip(*np.nonzero(s >= alike)):
             if tc[a + i] != uc[j]:

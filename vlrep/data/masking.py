@@ -11,14 +11,14 @@ from torch import Tensor
 
 # %% ../../nbs/data/30_masking.ipynb #f0445ff8
 def _signed(n):
-    return n - (n >> 63 << 64)  # the same 64 bits, as PyTorch's int64 reads them
+    return n - (n >> 63 << 64)  # the same 64 bits, read as PyTorch's int64
 
 
 _step, _one, _two = map(_signed, (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 
 
 def _down(z, n):
-    return (z >> n) & ((1 << 64 - n) - 1)  # shift, with zeros from above
+    return (z >> n) & ((1 << 64 - n) - 1)  # shift, filling with zeros
 
 
 def _mix(z):
@@ -35,20 +35,20 @@ def _uniform(key, places, n):
 
 
 def sequence_mask(
-    lengths: Tensor,  # How many positions of each row are real (b,)
-    n: int,  # How many there are, with padding
+    lengths: Tensor,  # Number of real positions of each row (b,)
+    n: int,  # Number of positions, with padding
 ) -> Tensor:  # (b,n) bool
-    "Mark the positions of padded rows that are real"
+    "Mark the real positions of padded rows"
     return torch.arange(n, device=lengths.device) < lengths[:, None]
 
 
 def caption_uniform(
     tokens: Tensor,  # Token ids (b,s)
     lengths: Tensor,  # Real tokens in each caption (b,)
-    n: int = 1,  # How many numbers for each position
-    salt: int = 0,  # Another salt gives other numbers
+    n: int = 1,  # Numbers per position
+    salt: int = 0,  # A different salt gives different numbers
 ) -> Tensor:  # In [0,1), float64 (n,b,s)
-    "Uniform numbers that depend on the caption, the position in it, and `salt` alone (splitmix64)"
+    "Draw uniform numbers that depend only on the caption, the position in it, and `salt` (splitmix64)"
     place = torch.arange(tokens.shape[1], device=tokens.device)
     keys = _mix((tokens << 20) + place * _step + _step) * sequence_mask(lengths, tokens.shape[1])
     return _uniform(_mix(keys.sum(1) + _signed(salt * _step % 2**64)), tokens.shape[1], n)
@@ -56,10 +56,10 @@ def caption_uniform(
 
 def salted_uniform(
     salt: Tensor,  # A number for each sample (b,) int64
-    n: int,  # How many positions each has
-    k: int = 1,  # How many numbers for each position
+    n: int,  # Positions per sample
+    k: int = 1,  # Numbers per position
 ) -> Tensor:  # In [0,1), float64 (k,b,n)
-    "Uniform numbers that depend on a sample's salt and the position alone (splitmix64)"
+    "Draw uniform numbers that depend only on a sample's salt and the position (splitmix64)"
     return _uniform(_mix(salt * _step), n, k)
 
 # %% ../../nbs/data/30_masking.ipynb #93ce93af
@@ -67,13 +67,13 @@ def mask_tokens(
     tokens: Tensor,  # Token ids, [SOS] first, [EOS] last, then padding (b,s)
     lengths: Tensor,  # Real tokens in each caption (b,)
     vocab: int,  # Number of tokens
-    first: int = 5,  # The first id that is a word: smaller ones are special
-    mask: int = 3,  # The id of [MASK]
+    first: int = 5,  # First id of a word: smaller ids are special
+    mask: int = 3,  # Id of [MASK]
     *,
-    share: float = 0.15,  # Part of the words that is chosen, rounded up (virtex code)
-    bert: bool = False,  # BERT's 80/10/10, every chosen word a target? Else VirTex's 85/10/5, [MASK]s only
-    salt: int = 0,  # Another salt, other masked tokens
-) -> tuple:  # Input tokens (b,s); targets, -100 where there is none (b,s)
+    share: float = 0.15,  # Fraction of the words that are chosen, rounded up (virtex code)
+    bert: bool = False,  # True: 80/10/10, every chosen word is a target (BERT); False: 85/10/5, only [MASK]s (VirTex)
+    salt: int = 0,  # A different salt masks different tokens
+) -> tuple:  # Input tokens (b,s); targets, -100 for other tokens (b,s)
     "Mask tokens of captions (virtex code; BERT sec. 3.1)"
     which, fate, word = caption_uniform(tokens, lengths, 3, salt)
     place = torch.arange(tokens.shape[1], device=tokens.device)

@@ -15,11 +15,11 @@ from .masking import salted_uniform, sequence_mask
 def mask_words(
     tokens: Tensor,  # Token ids (b,s)
     lengths: Tensor,  # Real tokens in each row (b,)
-    salt: Tensor,  # Of each sample (b,) int64
-    tokenizer: 'Tokenizer',  # Has `sos`, `eos`, `pad`, `mask`, and a length
+    salt: Tensor,  # Salt of each sample (b,) int64
+    tokenizer: 'Tokenizer',  # Has `sos`, `eos`, `pad`, `mask` and a length
     share: float = 0.15,  # Probability that a word is chosen
-) -> tuple:  # Input tokens (b,s); targets, -1 where there is none (b,s)
-    "Mask words as BERT does, each independently: 80 % [MASK], 10 % any token, 10 % as they are"
+) -> tuple:  # Input tokens (b,s); targets, -1 for other tokens (b,s)
+    "Mask words as BERT does, each independently: 80 % [MASK], 10 % random tokens, 10 % unchanged"
     which, fate, word = salted_uniform(salt, tokens.shape[1], 3)
     special = torch.tensor([tokenizer.sos, tokenizer.eos, tokenizer.pad], device=tokens.device)
     inside = sequence_mask(lengths, tokens.shape[1]) & ~torch.isin(tokens, special)
@@ -30,13 +30,13 @@ def mask_words(
 
 
 def mask_regions(
-    feats: Tensor,  # Features of regions (b,n,d); they stay as they are
-    counts: Tensor,  # How many are real (b,)
-    salt: Tensor,  # Of each sample (b,) int64
+    feats: Tensor,  # Features of regions (b,n,d); not modified
+    counts: Tensor,  # Number of real regions (b,)
+    salt: Tensor,  # Salt of each sample (b,) int64
     share: float = 0.15,  # Probability that a region is chosen
-    zeroed: float = 0.9,  # Part of the chosen ones whose features become zero
+    zeroed: float = 0.9,  # Fraction of the chosen regions whose features become zero
 ) -> tuple:  # New features (b,n,d); which regions are masked (b,n) bool
     "Mask regions in a copy of their features"
-    which, fate = salted_uniform(salt ^ 0x5265676F, feats.shape[1], 2)  # others than those of the words
+    which, fate = salted_uniform(salt ^ 0x5265676F, feats.shape[1], 2)  # different from those of the words
     chosen = (which < share) & sequence_mask(counts, feats.shape[1])
     return feats.masked_fill((chosen & (fate < zeroed))[..., None], 0.0), chosen

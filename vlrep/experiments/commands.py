@@ -48,7 +48,7 @@ def _context(run, which, root, max_corrupt, log, plugins, device):
 
 
 def _device(name, dist):
-    "Choose the device of this process; a `ValueError` if `torchrun` has given it another"
+    "Choose the device of this process; a `ValueError` if `torchrun` has assigned a different one"
     if dist.world_size == 1:
         return choose_device(name)
     if name != 'auto':
@@ -57,9 +57,9 @@ def _device(name, dist):
 
 
 def _check_precision(precision, device, log):
-    "Raise a `ValueError` if features cannot be computed in this precision, and log it if that is slow"
+    "Check that features can be computed in this precision, and log a warning if that is slow"
     one_of('--precision', precision, PRECISIONS)
-    # here: it imports fastai, which captions do without
+    # imported here because it imports fastai, which captions do not need
     from vlrep.training.precision import choose_precision, emulation_hint
 
     if hint := emulation_hint(device, choose_precision(device, precision)):
@@ -69,19 +69,19 @@ def _check_precision(precision, device, log):
 def evaluate(
     run: FilePath,  # A run folder
     on: str,  # One of `EVALUATIONS`, such as world, captions or voc07
-    root: FilePath = None,  # Where the photos are, such as VOCdevkit/VOC2007, or a folder with train/ and val/ for
-    # folder; for captions, by default where the run's were
-    which: str | int = 'best',  # Which checkpoint: best, last, or the number of a step
+    root: FilePath = None,  # Folder of the photos, such as VOCdevkit/VOC2007, or with train/ and val/ for folder; for
+    # captions, by default that of the run
+    which: str | int = 'best',  # Checkpoint: best, last, or a step number
     max_corrupt: int | float | str = None,  # How many photos and rows of the test data may be missing or unusable, see
-    # `corrupt_limit`; by default as many as the run allows
+    # `corrupt_limit`; by default as in the run
     log: callable = print,  # Called with the table
-    plugins: Sequence[FilePath] = (),  # Python files of the run that may be imported, since you trust them
-    workers: int | None = None,  # Processes that read images ahead; by default as `default_workers` has it
+    plugins: Sequence[FilePath] = (),  # Python files of the run that may be imported, because you trust them
+    workers: int | None = None,  # Processes that read ahead; by default see `default_workers`
     features: FilePath = None,  # Folder that keeps features of images for later evaluations, see `stored_features`
-    precision: str = 'fp32',  # fp32 or bf16: in which the backbone computes features
-    cache: FilePath = None,  # Folder that keeps photos resized for later commands, see `photo_cache`
+    precision: str = 'fp32',  # Precision of the features: fp32 or bf16
+    cache: FilePath = None,  # Folder that keeps resized photos for later commands, see `photo_cache`
     device: str = 'auto',  # As for `choose_device`; by default the GPU if there is one
-    **options,  # Those of the evaluation, such as `spec` and `ap` of voc07
+    **options,  # Options of the evaluation, such as `spec` and `ap` of voc07
 ) -> list:  # Rows: `question, metric, backbone, n, chance, value, low, high`
     "Evaluate a trained model"
     evaluation = EVALUATIONS[on]
@@ -100,7 +100,7 @@ def evaluate(
         if dist.is_main:
             facts = dict(on=on, root=root and str(root), options=options, which=str(which), precision=precision)
             line = dict(facts, date=time.strftime('%Y-%m-%d'), commit=commit(), rows=rows)
-            if Path(run).is_dir():  # nothing is kept for a network of the package
+            if Path(run).is_dir():  # nothing is saved for a network of the package
                 append_line(Path(run) / 'evaluations.jsonl', json.dumps(line, ensure_ascii=False))
     log(table_text(rows))
     return rows
@@ -114,21 +114,21 @@ def _open_part(context, data, part):
 
 def extract_features(
     run: FilePath,  # A run folder
-    out: FilePath,  # Holds a folder for each pooling, see `stored_features`
-    data: str = None,  # One of `DATASETS`; by default what the run was trained on
-    root: FilePath = None,  # Where its files are; by default where the run's were
+    out: FilePath,  # Contains a folder for each pooling, see `stored_features`
+    data: str = None,  # One of `DATASETS`; by default the run's dataset
+    root: FilePath = None,  # Folder of its files; by default that of the run
     part: str = 'test',  # train or test
     pooling: str = 'avg',  # avg: mean over the grid (n,c); grid2: over its quarters (n,4c)
-    which: str | int = 'best',  # Which checkpoint: best, last, or the number of a step
-    workers: int | None = None,  # Processes that read images ahead; by default as `default_workers` has it
-    precision: str = 'fp32',  # fp32 or bf16: in which the backbone computes; the file is float32 in any case
+    which: str | int = 'best',  # Checkpoint: best, last, or a step number
+    workers: int | None = None,  # Processes that read ahead; by default see `default_workers`
+    precision: str = 'fp32',  # Precision of the backbone, fp32 or bf16; the file is always float32
     max_corrupt: int | float | str = None,  # How many photos may be unreadable, see `corrupt_limit`
-    cache: FilePath = None,  # Folder that keeps photos resized for later commands, see `photo_cache`
-    log: Callable = print,  # Called with lines for the screen
-    plugins: Sequence[FilePath] = (),  # Python files of the run that may be imported, since you trust them
+    cache: FilePath = None,  # Folder that keeps resized photos for later commands, see `photo_cache`
+    log: Callable = print,  # Called with each line of output
+    plugins: Sequence[FilePath] = (),  # Python files of the run that may be imported, because you trust them
     device: str = 'auto',  # As for `choose_device`; by default the GPU if there is one
-) -> Path:  # The folder: `features.npy` float32, `ids.json` and `labels.npz`, in the same order
-    "Write the features of images by the backbone of a run; the same call continues one that was killed"
+) -> Path:  # Folder of `features.npy` float32, `ids.json` and `labels.npz`, in the same order
+    "Write the features of images from the backbone of a run; the same call continues an interrupted one"
     one_of('--pooling', pooling, POOLS)
     with process_group() as dist, evaluation_processes(workers, dist), photo_cache(cache, log):
         log = log if dist.is_main else str
@@ -144,20 +144,20 @@ def extract_features(
 # %% ../../nbs/experiments/70_commands.ipynb #70c00002
 def embed_photos(
     run: FilePath,  # A run folder
-    out: FilePath,  # A new file: .npy (with the ids in a .json file beside it), .parquet or .safetensors
-    photos: Sequence[FilePath] = (),  # Image files, and folders of them; or
-    data: str = None,  # one of `DATASETS`
-    root: FilePath = None,  # Where its files are; by default where the run's were
-    part: str = None,  # Of the dataset: train or test; by default test
-    which: str | int = 'best',  # Which checkpoint: best, last, or the number of a step
-    workers: int | None = None,  # Processes that read images ahead; by default as `default_workers` has it
-    precision: str = 'fp32',  # fp32 or bf16: in which the model computes; the file is float32 in any case
+    out: FilePath,  # A new file: .npy (with the ids in a .json file), .parquet or .safetensors
+    photos: Sequence[FilePath] = (),  # Image files, or folders of images
+    data: str = None,  # One of `DATASETS`, instead of photos
+    root: FilePath = None,  # Folder of its files; by default that of the run
+    part: str = None,  # Part of the dataset: train or test; by default test
+    which: str | int = 'best',  # Checkpoint: best, last, or a step number
+    workers: int | None = None,  # Processes that read ahead; by default see `default_workers`
+    precision: str = 'fp32',  # Precision of the model, fp32 or bf16; the file is always float32
     max_corrupt: int | float | str = None,  # How many photos may be unreadable, see `corrupt_limit`
-    log: Callable = print,  # Called with lines for the screen
-    plugins: Sequence[FilePath] = (),  # Python files of the run that may be imported, since you trust them
+    log: Callable = print,  # Called with each line of output
+    plugins: Sequence[FilePath] = (),  # Python files of the run that may be imported, because you trust them
     device: str = 'auto',  # As for `choose_device`; by default the GPU if there is one
 ) -> Path:  # The file
-    "Write the vectors of photos: in the joint space of images and texts if the run has one, else of the backbone"
+    "Write the vectors of photos, in the joint space of images and texts if there is one, else of the backbone"
     out = check_vector_file(out)
     photos = photo_paths(photos)
     if not photos and data is None:
@@ -188,16 +188,16 @@ def embed_photos(
 # %% ../../nbs/experiments/70_commands.ipynb #e5fbf6d3
 def export(
     run: FilePath,  # A run folder
-    to: str,  # One of `LAYOUTS`: torchvision, timm or detectron2; of a detector also torchscript; onnx or torch-export
-    # for graphs; folder for a run that can be given away
+    to: str,  # One of `LAYOUTS`: torchvision, timm or detectron2; also torchscript for a detector; onnx or
+    # torch-export for graphs; folder for a run to share
     out: FilePath = None,  # Folder to write to; by default RUN/export-`to`
-    which: str | int = 'best',  # Which checkpoint: best, last, or the number of a step
-    log: callable = print,  # Called with lines of Python: comments about what was written, then what opens it
-    plugins: Sequence[FilePath] = (),  # Python files of the run that may be imported, since you trust them
-) -> dict:  # The files, what read them, how far its numbers are from ours, and the lines that open them
-    """Write the backbone in another library's layout, the model as graphs, or a folder of the model alone
+    which: str | int = 'best',  # Checkpoint: best, last, or a step number
+    log: callable = print,  # Called with lines of Python: comments about the files, then code that opens them
+    plugins: Sequence[FilePath] = (),  # Python files of the run that may be imported, because you trust them
+) -> dict:  # Files, their reader, the difference of the outputs, and lines that open them
+    """Write the backbone in another library's layout, the model as graphs, or a folder with only the model
 
-    What was written is read back, and its outputs are compared. A `ValueError` says what cannot be exported
+    The files are read back, and their outputs are compared. A `ValueError` says what cannot be exported
     """
     one_of('--to', to, EXPORT_LAYOUTS)
     if out is None and not Path(run).is_dir():
@@ -227,13 +227,13 @@ def export(
 
 # %% ../../nbs/experiments/70_commands.ipynb #7a51c102
 def push(
-    run: FilePath,  # A run folder, or one that was exported already
-    repo: str,  # Name on the hub: user/name; it is made if there is none
-    which: str | int = 'best',  # Which checkpoint: best, last, or the number of a step
-    public: bool = False,  # May everybody see a new repository?
-    log: Callable = print,  # Called with the address
-    plugins: Sequence[FilePath] = (),  # Python files of the run that may be imported, since you trust them
-) -> str:  # Address of the uploaded version
+    run: FilePath,  # A run folder, possibly an exported one
+    repo: str,  # Name on the hub: user/name; created if missing
+    which: str | int = 'best',  # Checkpoint: best, last, or a step number
+    public: bool = False,  # Make a new repository public?
+    log: Callable = print,  # Called with the URL
+    plugins: Sequence[FilePath] = (),  # Python files of the run that may be imported, because you trust them
+) -> str:  # URL of the uploaded version
     "Upload the model of a run to the Hugging Face hub, as a folder with a model card, see `export_folder`"
     with tempfile.TemporaryDirectory() as d:
         folder = Path(run)
@@ -247,10 +247,10 @@ def push(
 
 def pull(
     repo: str,  # Name on the hub: user/name
-    out: FilePath,  # Folder to write to; it must not exist, or be empty
+    out: FilePath,  # Folder to write to, new or empty
     log: Callable = print,  # Called with the folder
 ) -> Path:  # The folder
-    "Fetch a model from the Hugging Face hub into a folder, which all commands take as a run"
+    "Download a model from the Hugging Face hub to a folder, which all commands accept as a run"
     folder = pull_model(repo, out)
     open_run_folder(folder).checkpoint('best')
     log(f'{folder}: opened by vlrep.load({str(folder)!r})')
@@ -259,17 +259,17 @@ def pull(
 # %% ../../nbs/experiments/70_commands.ipynb #be270002
 def make_paraphrases(
     data: str,  # One of `DATASETS`
-    root: FilePath = None,  # Where the data is
+    root: FilePath = None,  # Folder of the data
     out: FilePath = 'paraphrases.jsonl',  # The file; an existing one is continued
-    via: list | tuple = ('fr', 'de'),  # Languages to go through
+    via: list | tuple = ('fr', 'de'),  # Languages to translate through
     *,
     forward_model: str = MARIAN[0],
-    back: str = MARIAN[1],  # Models, folders or names on the hub; {via} stands for the language
-    batch: int = 32,  # Sentences at a time
+    back: str = MARIAN[1],  # Models: folders or names on the hub; {via} is replaced by the language
+    batch: int = 32,  # Sentences per batch
     device: str = 'auto',  # As for `choose_device`; by default the GPU if there is one
-    beams: int = 4,  # Width of the beam
-    limit: int = None,  # Largest number of captions
-    options: object = None,  # Options of a generated dataset, columns of a table; its own by default
+    beams: int = 4,  # Beam width
+    limit: int = None,  # Maximum number of captions
+    options: object = None,  # Options of a generated dataset, or columns of a table; by default its own
     max_corrupt: int | float | str = None,  # How many photos and rows may be missing or unusable, see `corrupt_limit`
     translator: Callable = MarianTranslator,  # (name, device, beams=) -> function from sentences to sentences
     log: Callable = print,  # Called with progress messages

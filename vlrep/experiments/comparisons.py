@@ -24,7 +24,7 @@ from ..reports.run_report import read_results
 
 # %% ../../nbs/experiments/60_comparisons.ipynb #1bf3c015
 def _redrawn(line):
-    "Collect the rows of a line that hold redraws"
+    "Collect the rows of a line that have redraws"
     tables = [table for table in line['numbers'].values() if isinstance(table, list)]
     return [row for table in tables for row in table if isinstance(row, dict) and row.get('draws')]
 
@@ -32,7 +32,7 @@ def _redrawn(line):
 def pack_draws(
     line: dict,  # A result
 ) -> dict:  # The same line
-    "Write the redraws of a result as base64 text, two bytes each, where they have at most two decimals"
+    "Convert the redraws of a result to base64 text, two bytes each, if they have at most two decimals"
     for row in _redrawn(line):
         hundredths = np.rint(100 * np.asarray(row['draws'], float))
         exact = np.allclose(hundredths / 100, row['draws'], rtol=0, atol=1e-9)
@@ -54,7 +54,7 @@ def unpack_draws(
 def read_lines(
     path: FilePath,  # A file of JSON lines
 ) -> list:  # Dicts
-    "Read the results in a file; a `ValueError` names a file without any, or a line that is none"
+    "Read the results in a file; a `ValueError` names a file without results, or an invalid line"
     lines = read_results(path)
     if not lines:
         raise ValueError(f'{path}: holds no results')
@@ -68,7 +68,7 @@ def read_lines(
 def changes_of(
     info: dict,  # recipe.json of a run
 ) -> list:  # Texts field=value
-    "List the fields in which a run differs from the recipe that it names"
+    "List the fields in which a run differs from its named recipe"
     name = recipe_name(info['method'], info['name'], info['data']['name'])
     now = {**recipe_dict(get_recipe(info['method'], name)), **recipe_dict(DATASETS[info['data']['name']].options)}
     had = {**info['recipe'], **{k: v for k, v in info['data'].items() if k != 'name'}}
@@ -77,7 +77,7 @@ def changes_of(
         return f'{v:g}' if isinstance(v, float) and float(f'{v:g}') == v else v
 
     if info.get('split_found'):
-        had.pop('split', None)  # chosen by what the data comes with
+        had.pop('split', None)  # chosen by what the data provides
     return [f'{k}={text(v)}' for k, v in had.items() if k not in now or v != now[k]]
 
 # %% ../../nbs/experiments/60_comparisons.ipynb #0f16f602
@@ -90,22 +90,22 @@ def t975(
 
 # %% ../../nbs/experiments/60_comparisons.ipynb #af3c6803
 class Difference(NamedTuple):
-    "The lead of one variant over another, and the two spreads that its interval is made of"
+    "Lead of one variant over a second one, and the two standard deviations of its interval"
 
     diff: float  # Mean over seeds
-    half: float  # Half of its 95 % interval
-    each: dict  # Seed -> its difference
+    half: float  # Half-width of its 95 % interval
+    each: dict  # Seed -> difference
     s_seed: float  # Standard deviation over seeds
     s_scene: float  # Standard deviation over redraws of the test scenes, of the mean over seeds
 
 
 def difference(
-    treatment: list,  # The score of each seed (s,)
-    control: list,  # The scores of the other variant with the same seeds (s,)
-    treatment_draws: list = None,  # Each score under redraws of the test scenes (s,k); None: as the scores are
-    control_draws: list = None,  # Those of the other variant
+    treatment: list,  # Score of each seed (s,)
+    control: list,  # Scores of the other variant with the same seeds (s,)
+    treatment_draws: list = None,  # Each score under redraws of the test scenes (s,k); None: no redraws
+    control_draws: list = None,  # Redraws of the other variant
     *,
-    seeds: list = None,  # Their names; numbers from 0 by default
+    seeds: list = None,  # Names of the seeds; by default numbers from 0
 ) -> Difference:  # In the unit of the scores
     "Subtract paired scores, and estimate the 95 % interval of the mean difference over seeds and test scenes"
     each = np.asarray(treatment, float) - np.asarray(control, float)
@@ -124,10 +124,10 @@ def difference(
 def metric_rows(
     lines: list,  # Results of one variant
     question: str,  # Such as 'objects'
-    table: str = 'table',  # Which table of the line, such as 'where'
-    backbone: str = None,  # Whose row; the run's own by default
-) -> list:  # Dicts, one for each line
-    "Look up the row of a question in each line; a `ValueError` names a line that has none, or kept no redraws"
+    table: str = 'table',  # Table of the line, such as 'where'
+    backbone: str = None,  # Backbone of the row; by default the run's own
+) -> list:  # Dicts, one per line
+    "Look up the row of a question in each line; a `ValueError` names a line without it or without redraws"
     found = []
     for line in lines:
         at = f'{line.get("variant", line["method"])}, seed {line["seed"]}'
@@ -143,18 +143,18 @@ def metric_rows(
 
 # %% ../../nbs/experiments/60_comparisons.ipynb #7e1e05e8
 def _check_same(what, values):
-    "Raise a `ValueError` unless all values are equal"
+    "Check that all values are equal"
     if len(found := set(values)) > 1:
         raise ValueError(f'{what} differ ({", ".join(map(str, sorted(found)))}): these runs cannot be compared')
 
 
 def paired_difference(
     treatment: list,  # Lines of a variant
-    control: list | str,  # Lines of another one; 'chance'; or, as '@NAME', a backbone in the tables of the first
+    control: list | str,  # Lines of a second variant; 'chance'; or '@NAME' for a backbone in the tables of the first
     question: str,  # Such as 'objects'
-    table: str = 'table',  # Which table of the lines
+    table: str = 'table',  # Table of the lines
 ) -> Difference:  # In the unit of the scores
-    "Compare two variants seed by seed; a `ValueError` if seeds, scenes, image views or redraws are not the same"
+    "Compare two variants seed by seed; a `ValueError` if seeds, scenes, image views or redraws differ"
     treatment = sorted(treatment, key=lambda l: l['seed'])
     seeds = [l['seed'] for l in treatment]
     if not isinstance(control, str):

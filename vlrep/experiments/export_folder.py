@@ -26,14 +26,14 @@ from ..reports.run_report import other_tables
 from ..training.run_folder import Run, save_checkpoint
 
 # %% ../../nbs/experiments/68_export_folder.ipynb #f1d8eec0
-_FACTS = (  # Of recipe.json, without paths and settings of the machine
+_FACTS = (  # Facts of recipe.json, without paths and settings of the machine
     'format method recipe data seed precision threads versions commit name accumulate backbone world_size plugin_code '
     'weights images sizes side parts finetune split_found'
 ).split()
 
 
 def _facts(run):
-    "What `recipe.json` of the exported folder holds"
+    "Collect the contents of `recipe.json` of the exported folder"
     facts = {k: run.info[k] for k in _FACTS if k in run.info}
     if 'finetune' in facts:
         paths = dict.fromkeys(('root', 'labels_file', 'region_files'))
@@ -51,10 +51,10 @@ _USE = dict(
 
 def model_card(
     run: Run,  # From `open_run_folder`
-    model: 'Pretrained',  # The same run, opened
-    which: str | int = 'best',  # The checkpoint that was opened
+    model: 'Pretrained',  # The opened run
+    which: str | int = 'best',  # The opened checkpoint
 ) -> str:  # Markdown
-    "Write a model card from what a run has recorded"
+    "Write a model card from the records of a run"
     info = run.info
     method = METHODS[info['method']]
     results = run.results()[-1] if (run / 'result.jsonl').exists() else {}
@@ -96,7 +96,7 @@ def model_card(
 
 # %% ../../nbs/experiments/68_export_folder.ipynb #05764b0c
 def _difference(a, b):
-    "Largest relative difference of two opened models: infinite if views differ, else of the grid of an image"
+    "Return the largest relative difference of the grids of two opened models; infinite if their views differ"
     if vars(a.view) != vars(b.view) or a.side != b.side or list(a.capabilities) != list(b.capabilities):
         return float('inf')
     if 'backbone' not in a.capabilities:
@@ -108,11 +108,11 @@ def _difference(a, b):
 
 def export_folder(
     run: FilePath,  # A run folder
-    folder: FilePath,  # Where to; it must not exist, or be empty
-    which: str | int = 'best',  # Which checkpoint: best, last, or the number of a step
-    plugins: Sequence[FilePath] = (),  # Python files of the run that may be imported, since you trust them
-) -> dict:  # `files`; `by`: what read them again; `error`: the largest relative difference then; `open`: lines of code
-    """Write the model of a run as a folder that `vlrep.load` opens, with a model card, and compare
+    folder: FilePath,  # Destination, a new or empty folder
+    which: str | int = 'best',  # Checkpoint: best, last, or a step number
+    plugins: Sequence[FilePath] = (),  # Python files of the run that may be imported, because you trust them
+) -> dict:  # `files`; `by`: the reader; `error`: the largest relative difference; `open`: lines of code
+    """Write the model of a run as a folder that `vlrep.load` opens, with a model card; read it and compare
 
     A `ValueError` if it cannot be opened again without the run
     """

@@ -17,12 +17,12 @@ from ..methods.base import Method
 def open_splits(
     method: Method,  # Its `needs` and `wants` select the annotations
     recipe: 'MethodRecipe',  # Its recipe
-    options: object,  # Sizes of the parts
+    options: object,  # Sizes of the splits
     data: str,  # One of `DATASETS`
-    root: FilePath = None,  # Where the files are
+    root: FilePath = None,  # Folder of the files
     *,
-    seed: int = 0,  # Of the run; with `part_seed=-1` it also selects the training subset
-    log: callable = print,  # Called with what is left out
+    seed: int = 0,  # Seed of the run; with `part_seed=-1` it also selects the training subset
+    log: callable = print,  # Called with messages about what is left out
     max_corrupt: int | float | str = None,  # How many photos and rows may be missing or unusable, see `corrupt_limit`
 ) -> dict:  # Datasets `train`, `valid`, `test`
     "Open the training, validation and test set of a dataset, with the annotations that a method uses"
