@@ -173,7 +173,7 @@ def test_lines_of_other_code_are_not_mixed_in(done, capsys):
     path.write_text('\n'.join(map(json.dumps, lines)) + '\n')
     try:
         text = refused(capsys, 'study', 'run', done['file'], '--out', done['out'])
-        assert "made under other conditions (commit: was 'older'" in text and '--mix' in text
+        assert "made under different conditions (commit: was 'older'" in text and '--mix' in text
         run_study(done['file'], done['out'], mix=True, log=str)
         assert 'lines of different commit: ' in (done['out'] / 'report.md').read_text()
     finally:
@@ -540,7 +540,7 @@ def test_a_diverged_fine_tuning_is_reported(tuned, tmp_path, monkeypatch):
     assert '   diverged: the training loss is nan at step 3' in text
     assert 'T: not run (vb-none 1 at lr=0.001: diverged; vb-none 1 at lr=0.002: diverged)' in text
     page = (out / 'report.md').read_text()
-    assert '(1 seed, scenes alone), 2 diverged †' in page  # at both rates
+    assert '(1 seed, scenes only), 2 diverged †' in page  # at both rates
     assert '† vb-none, seed 1, mm_imdb frozen, lr=0.001: the training loss is nan' in page
     again = []
     run_study(tuned['file'], out, log=again.append)  # nor is it tried again and again

@@ -64,7 +64,7 @@ def _by_image(data, path, folder, keys, convert, max_corrupt):
                 wrong.append(f'{path}, annotation {r.get("id")}: {e}')
     if of_lost:
         warnings.warn(
-            f'{path}: {of_lost:,} annotations are about images that are left out, and left out, too', stacklevel=3
+            f'{path}: {of_lost:,} annotations are about images that are left out, and are also left out', stacklevel=3
         )
     leave_out(path, 'annotations cannot be used', wrong, len(data['annotations']), max_corrupt)
     return out, rows
@@ -224,7 +224,7 @@ def _same_categories(a, b, root, year=2017):
     why = '; '.join(f'{split} alone has {some_of(names)}' for split, names in own.items() if names)
     if not why:
         x, y = next((x, y) for x, y in zip(a, b) if x != y)
-        why = f'the same names in another order, {x} and {y} at the same place'
+        why = f'the same names in a different order, {x} and {y} at the same position'
     raise ValueError(
         f'{Path(root) / "annotations"}: the categories of instances_train{year}.json and '
         f'instances_val{year}.json differ: {why}'
@@ -392,7 +392,7 @@ def build_coco(
             _same_categories(dataset.names.get('tags', []), test.names.get('tags', []), root, year)
             splits = [*hold_out(dataset, options.valid), test]
             where = f'train{year}/ and val{year}/'
-            done = f'valid is drawn from train{year}/ by a hash of the ids, a share of {options.valid:g}'
+            done = f'valid is drawn from train{year}/ by a hash of the ids, a fraction of {options.valid:g}'
     log_split(f'from {where}', splits, log, done)
     for part in splits:
         part.split_by = name

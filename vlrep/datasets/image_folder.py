@@ -67,7 +67,7 @@ def read_folder(
         raise ValueError(f'{root}: has no folders; expected one for each class')
     more = sorted(set(folders) - set(names))
     if more:
-        raise ValueError(f'{root}: folders that are no class: {some_of(more)}')
+        raise ValueError(f'{root}: folders that are not classes: {some_of(more)}')
     paths = []
     label = []
     other = []
@@ -83,7 +83,7 @@ def read_folder(
         raise ValueError(f'{root}: no images')
     if other:
         some = some_of(os.path.relpath(f, root) for f in other)
-        warnings.warn(f'{root}: {len(other)} files are no images by their names and are left out: {some}', stacklevel=2)
+        warnings.warn(f'{root}: {len(other)} files do not have names of images and are left out: {some}', stacklevel=2)
     ids = [Path(os.path.relpath(p, root)).as_posix() for p in paths]
     return labelled_images(paths, ids, label, names, size, root.name, split)
 
@@ -99,7 +99,7 @@ def write_folder(
         for n, (name, r) in enumerate(write_images(records, new, captions=False), 1):
             c = str(of(r))
             if c in ('', '.', '..') or Path(c).name != c:
-                raise ValueError(f'record {r.id!r}: {c!r} is no name for a folder')
+                raise ValueError(f'record {r.id!r}: {c!r} is not a name for a folder')
             (new / c).mkdir(exist_ok=True)
             os.replace(new / name, new / c / name)
     return n

@@ -86,7 +86,7 @@ def _image_name(d):
         raise ValueError(f'an object with {", ".join(_keys)} is expected, not {brief(d)}')
     for k, (types, what) in _keys.items():
         if k not in d:
-            hint = ' (files of captions alone will not do)' if list in types else ''
+            hint = ' (files with only captions are not enough)' if list in types else ''
             raise ValueError(f'has no {k!r}{hint}')
         if type(d[k]) not in types:
             raise ValueError(f'{k} is {brief(d[k])}, expected {what}')
@@ -154,7 +154,7 @@ def narrative_files(
     for (name, n), have in shards.items():
         lost = sorted(set(range(n)) - have)
         if lost:
-            warnings.warn(f'{name}: {len(lost)} of {n} shards are not there: number {some_of(lost)}', stacklevel=3)
+            warnings.warn(f'{name}: {len(lost)} of {n} shards are missing: number {some_of(lost)}', stacklevel=3)
     return out
 
 # %% ../../nbs/datasets/40_narratives.ipynb #4b76b50a

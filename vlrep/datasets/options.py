@@ -82,7 +82,7 @@ DATASETS.add(
         read='vlrep.datasets.csv:read_csv',
         reads=('max_corrupt', 'columns'),
         root_help='a CSV file with the columns path and caption (or its folder), or a folder of '
-        'photos with a .txt file beside each',
+        'photos, each with a .txt file',
     )
 )
 DATASETS.add(

@@ -62,7 +62,7 @@ def complete_split(
     own = {part: dataset for part, dataset in own.items() if len(dataset)}
     if 'train' not in own or len(own) == 1:
         raise ValueError(
-            f'{where}: has {" and ".join(own) or "no"} images alone, and those of train, and of test or '
+            f'{where}: has {" and ".join(own) or "no"} images only, and images of train, and of test or '
             f'valid, are needed; --split hash draws the parts from the ids of the photos'
         )
     done = []
@@ -72,7 +72,7 @@ def complete_split(
         done.append('its validation images are the test set')
     if 'valid' not in own:
         own['train'], own['valid'] = hold_out(own['train'], share)
-        done.append(f'valid is drawn from its training images by a hash of their ids, a share of {share:g}')
+        done.append(f'valid is drawn from its training images by a hash of their ids, a fraction of {share:g}')
     return [own[part] for part in ('train', 'valid', 'test')], '; '.join(done)
 
 

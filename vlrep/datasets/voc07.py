@@ -174,7 +174,7 @@ def _boxes(folder, ids, names, bad):
     for n, (objects, _) in list(found.items()):
         other = [name for name, *_ in objects if name not in names]
         if other:
-            bad[n] = f'{n}.xml: an object {other[0]!r}, of which there is no list in ImageSets/Main'
+            bad[n] = f'{n}.xml: an object {other[0]!r}, which has no list in ImageSets/Main'
             del found[n]
     return names, found
 

@@ -43,7 +43,7 @@ def _answered(path, questions, max_corrupt):
     leave_out(path, 'questions have no answers', lost, len(questions), max_corrupt)
     answered = [(q, rows[q['question_id']]) for q in questions if q['question_id'] in rows]
     wrong = [q['question_id'] for q, r in answered if r['image_id'] != q['image_id']]
-    leave_out(path, 'answers are about another image than the question', wrong, len(answered), max_corrupt)
+    leave_out(path, 'answers are about a different image than the question', wrong, len(answered), max_corrupt)
     return [(q, r) for q, r in answered if r['image_id'] == q['image_id']]
 
 # %% ../../nbs/datasets/80_vqa.ipynb #87c1f28b

@@ -68,7 +68,7 @@ def answer_vocabulary(
 ) -> list:  # `<unk>`, then answers by their number of questions; ties in alphabetical order
     "Choose the answers that most often are the most frequent one to a question; of tied ones the first counts"
     if size < 2:
-        raise ValueError(f'size={size}: at least 2, one answer beside {UNKNOWN}')
+        raise ValueError(f'size={size}: at least 2, one answer in addition to {UNKNOWN}')
     by_question = (Counter(filter(None, map(normalise_answer, l))).most_common(1) for l in answers)
     count = Counter(answer for best in by_question for answer, _ in best)
     if not count:

@@ -61,7 +61,7 @@ def plan_lines(
     counts = Counter(states)
     lines.append(f'{len(commands)} commands: {", ".join(f"{n} {state}" for state, n in counts.items())}')
     if counts['other']:
-        lines.append(f'other: {places.out} holds runs of another plan, or of a rehearsal; give another --out')
+        lines.append(f'other: {places.out} holds runs of a different plan, or of a rehearsal; give another --out')
     if not costs:
         lines.append('for hours and memory: vlrep reproduce measure, then plan --measured with its file')
     else:

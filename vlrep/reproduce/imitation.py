@@ -418,7 +418,7 @@ def _is_current(folder, sizes):
     if not folder.exists():
         return False
     if not (folder / _SIGN).is_file():
-        raise ValueError(f'{folder}: is there, and is no imitation (it has no {_SIGN}); choose another folder')
+        raise ValueError(f'{folder}: exists, and is not an imitation (it has no {_SIGN}); choose another folder')
     return read_json(folder / _SIGN) == sizes
 
 

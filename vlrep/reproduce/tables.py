@@ -189,7 +189,7 @@ def _cell(plan, row, column, number, places):
     values = cell_values(plan, row.run, column, places)
     if not values:
         state = _planned_state(plan, row.run, run_folder(places, row.run, places.seeds[0]))
-        states = {'done': 'trained', 'begun': 'training', 'damaged': 'damaged', 'other': 'a run of another plan'}
+        states = {'done': 'trained', 'begun': 'training', 'damaged': 'damaged', 'other': 'a run of a different plan'}
         return dict(empty, status=states.get(state, 'to do'))
     mean = float(np.mean(values))
     ours = _number(mean) + (f' ± {np.std(values, ddof=1):.1f}' if len(values) > 1 else '')

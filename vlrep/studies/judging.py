@@ -84,7 +84,7 @@ def _floor_score(study, lines, comparison, run):
             if row := _row(l, c.table, c.question, name):
                 return row['value']
         raise ValueError(
-            f'no row {name!r} beside {run["variant"]}, seed {run["seed"]}: set baselines = true for one of the variants'
+            f'no row {name!r} for {run["variant"]}, seed {run["seed"]}: set baselines = true for one of the variants'
         )
     floors = [_row(run, c.table, c.question, run['method'])['chance']]
     if c.table in MODES and c.table != 'text_only':
@@ -393,7 +393,7 @@ def _warnings(study, c, runs, lines):
             ]
     if c.control[:1] == '@':
         found[c.control] = [
-            f'beside {c.treatment}, seed {l["seed"]}: {text}'
+            f'next to {c.treatment}, seed {l["seed"]}: {text}'
             for l in runs.get(c.treatment, [])
             if (text := unstable_partner(l, c.control[1:]))
         ]

@@ -306,7 +306,7 @@ def quick_table(
     study = study_of(table, file)
     names = [a.name for a in study.variants]
     if 'quick' not in table:
-        raise ValueError(f'{file}: quick: there is none; write how small the study may be as [quick]')
+        raise ValueError(f'{file}: quick: missing; write how small the study may be as [quick]')
     with at(f'{file}: quick.'):
         quick = read_table(_Quick, table['quick'])
         for part in ('keep', 'own'):
@@ -318,7 +318,7 @@ def quick_table(
         for a in variants.values():
             source = study.source_variant(a)
             if source and source.name not in keep:
-                raise ValueError(f'keep: {a.name} depends on the run of {source.name}; keep it, too')
+                raise ValueError(f'keep: {a.name} depends on the run of {source.name}; keep that one as well')
         recipe_fields = {name: {f.name for f in fields(METHODS[a.method].recipe)} for name, a in variants.items()}
         for k in quick.changes:
             with at('changes: '):
@@ -640,7 +640,7 @@ def _check_ascending(grid, extend):
 def _check_not_in_grid(rate, names, why):
     "Raise a `ValueError` if a rate of a grid has a field that all rates share"
     if shared := sorted({*names} & {*rate}):
-        raise ValueError(f'{shared[0]} is no part of the grid: {why}')
+        raise ValueError(f'{shared[0]} is not part of the grid: {why}')
 
 # %% ../../nbs/studies/10_plan.ipynb #a75d015d
 _OF_STUDY = 'steps', 'warmup', 'bs', 'scenes', 'valid', 'test', 'draws', 'frozen', 'text_only', 'share'
@@ -755,7 +755,7 @@ def _check_reference_row(study, c):
     "Raise a `ValueError` unless the table has the row `@NAME` in addition to the model's"
     rows = BASELINE_ROWS.get(c.table) or EVALUATIONS[c.table].reference_rows
     if not rows:
-        raise ValueError(f'table={c.table!r} has the row of the model alone; take a variant, or chance')
+        raise ValueError(f'table={c.table!r} has only the row of the model; take a variant, or chance')
     _known('row', c.control, [f'@{n}' for n in rows])
     recipe, options = variant_recipe(study, study.variant(c.treatment))
     if c.control in ('@random', '@supervised') and not getattr(options, 'baselines', True):

@@ -140,7 +140,7 @@ def _cell(rows):
     if not rows:
         return 'not run'
     mean, half = _mean_and_half(rows)
-    return f'{mean:.1f} ± {half:.1f} ' + (f'({len(rows)} seeds)' if len(rows) > 1 else '(1 seed, scenes alone)')
+    return f'{mean:.1f} ± {half:.1f} ' + (f'({len(rows)} seeds)' if len(rows) > 1 else '(1 seed, scenes only)')
 
 
 def _mean_and_half(rows):
@@ -247,16 +247,16 @@ def cost_rows(
             tasks = matching(lines, kind='task', variant=a)
             more = {
                 'fine-tunings': str(len(tasks)),
-                'fine-tunings in all': _seconds(sum(sum(l['seconds'].values()) for l in tasks)),
+                'all fine-tunings': _seconds(sum(sum(l['seconds'].values()) for l in tasks)),
             }
         out.append(
             {
                 'variant': _marked(a, runs),
                 'runs': str(len(runs)),
-                'image views a run': _spread_of([l['numbers']['views'] for l in runs], 0),
-                'images a second': _spread_of([l['numbers']['images_per_second'] for l in runs], 0),
+                'image views per run': _spread_of([l['numbers']['views'] for l in runs], 0),
+                'images per second': _spread_of([l['numbers']['images_per_second'] for l in runs], 0),
                 'training': _seconds(sum(trained)),
-                'runs in all': _seconds(sum(sum(l['seconds'].values()) for l in runs)),
+                'all runs': _seconds(sum(sum(l['seconds'].values()) for l in runs)),
                 **more,
             }
         )
@@ -271,7 +271,7 @@ def study_notes(
     bad = [(line_name(l), unstable_run(l)) for l in lines if l['kind'] in ('run', 'task', 'diverged')]
     baselines = dict.fromkeys((c.control[1:], c.treatment) for c in study.comparisons if c.control[:1] == '@')
     bad += [
-        (f'{b} beside {line_name(l)}', unstable_partner(l, b))
+        (f'{b} with {line_name(l)}', unstable_partner(l, b))
         for b, a in baselines
         for l in matching(lines, kind='run', variant=a)
     ]
@@ -523,7 +523,7 @@ def _with_file(study, head):
             table = quick_table(table, str(file))
         return with_current_file(study, head, table) if table.get('name') == study.name else study
     except ValueError as e:
-        return replace(study, changed=(*study.changed, f'the file cannot be read any more ({e})'))
+        return replace(study, changed=(*study.changed, f'the file can no longer be read ({e})'))
 
 # %% ../../nbs/studies/40_report.ipynb #195eb160
 def write_study_report(

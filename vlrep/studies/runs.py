@@ -386,7 +386,7 @@ def _check_line(folder, line):
     grid = study.finetune.grid if 'task' in line and study.finetune else study.grid(variant)
     planned = 'task' not in line or (line['task'], line['mode']) in study.jobs(variant)
     if not planned or len(grid) == 1 and line['rate']:
-        raise ValueError(f'{at}{line_name(line)}: is no part of {study.file} any more; choose another --out')
+        raise ValueError(f'{at}{line_name(line)}: is no longer part of {study.file}; choose another --out')
     spec = _task_spec(study, line) if 'task' in line else _spec(study, variant, line['values'])
     diffs = differences(line['spec'], spec) or differences(line['values'], rate_values(grid, line['rate']))
     if diffs:
@@ -395,7 +395,7 @@ def _check_line(folder, line):
         )
     if not folder.mix and (diffs := differences(line['facts'], folder.facts)):
         raise ValueError(
-            f'{at}{line_name(line)} was made under other conditions ({"; ".join(diffs)}): choose another '
+            f'{at}{line_name(line)} was made under different conditions ({"; ".join(diffs)}): choose another '
             f'--out, or add --mix, and the page will say so'
         )
 
@@ -738,5 +738,5 @@ def plan_study(
         f'with {jobs} at a time; added rates come on top'
     )
     if untimed := [a.name for a in study.variants if a.method not in known]:
-        log(f'              training only for {", ".join(untimed)}: what is measured afterwards comes on top')
+        log(f'              training only for {", ".join(untimed)}: later measurements are not included')
     return out

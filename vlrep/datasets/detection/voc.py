@@ -70,7 +70,7 @@ def read_voc_detection(
     for name, (objects, _) in photos.items():
         for category, corners, difficult in objects:
             if category not in at:
-                raise ValueError(f'{root}: {name}: an object {category!r}, of which there is no list in ImageSets/Main')
+                raise ValueError(f'{root}: {name}: an object {category!r}, which has no list in ImageSets/Main')
             rows.append(_annotation(len(rows) + 1, number[name], at[category], corners, difficult))
     images = [dict(id=number[n], file_name=n, width=int(w), height=int(h)) for n, (_, (w, h)) in photos.items()]
     data = dict(images=images, annotations=rows, categories=[dict(id=k, name=c) for c, k in at.items()])

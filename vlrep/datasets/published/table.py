@@ -128,7 +128,7 @@ _COCO = dict(
         ),
     ),
     coco2014=PublishedData(
-        'COCO 2014: the same photos in another split',
+        'COCO 2014: the same photos in a different split',
         _COCO_TERMS,
         'https://cocodataset.org/#download',
         (('train2014.zip', '13 GB'), ('val2014.zip', '6 GB'), ('annotations_trainval2014.zip', '241 MB')),
@@ -195,7 +195,7 @@ _LVIS = {
 }
 
 # %% ../../../nbs/datasets/published/10_table.ipynb #a6bb7490
-_FOUND_ANYWHERE = 'The photos may lie in any folder below DIR. All files of narratives that lie in DIR are read.'
+_FOUND_ANYWHERE = 'The photos may be in any folder below DIR. All files of narratives in DIR are read.'
 
 _LOCALIZED = dict(
     narratives_coco=PublishedData(

@@ -41,7 +41,7 @@ def _check_index(index, name, max_corrupt):
 
     shards = len(index.shards)
     if index.cut:
-        warn(f'{len(index.cut)} of {shards} shards are damaged, what is whole in them is used: {some_of(index.cut, 2)}')
+        warn(f'{len(index.cut)} of {shards} shards are damaged, their intact samples are used: {some_of(index.cut, 2)}')
     lost = sum(n for n, _ in index.left_out.values())
     total = lost + len(index)
     left_out = {f'of {total:,} samples {k}': v for k, v in index.left_out.items()}
@@ -141,7 +141,7 @@ def make_shards(
     builder.check_root(root)
     if not builder.provides & {'captions', 'narratives', 'labels'}:
         raise ValueError(
-            f'--data {data}: has {", ".join(sorted(builder.provides))} alone, and shards hold captions, '
+            f'--data {data}: has {", ".join(sorted(builder.provides))} only, and shards hold captions, '
             f'narratives and labels'
         )
     check_new_folder(out)
