@@ -229,7 +229,7 @@ def test_one_contrast_that_cannot_be_judged_leaves_the_others(done, tmp_path):
     rows = {r['id']: r['verdict'] for r in judge_study(*read_study_lines(out))}
     assert rows['N0'].startswith("not run (sets 0, 1 at cnn_lr=0.2: no 'objects' in 'lost'")
     assert not any(rows[k].startswith(('not run', 'not judged')) for k in ('X', 'N4'))
-    for i, says in ((1, "no row 'random' beside sets"), (2, "no variant 'nobody'"), (3, "no 'objects' of lost")):
+    for i, says in ((1, "no row 'random' for sets"), (2, "no variant 'nobody'"), (3, "no 'objects' of lost")):
         assert rows[f'N{i}'].startswith('not judged (') and says in rows[f'N{i}'] and says in page.read_text()
     head['table']['seeds'] = [0]
     (out / 'study.jsonl').write_text('\n'.join(map(json.dumps, [head, *lines])) + '\n')
@@ -580,7 +580,7 @@ def test_a_diverged_writer_leaves_its_variants_out(tuned, tmp_path, seed):
     'old,new,says',
     [
         ('steps = 4, bs = 16, every', 'steps = 5, bs = 16, every', 'plan'),
-        ("modes = ['full', 'frozen']", "modes = ['frozen']", 'is no part of'),
+        ("modes = ['full', 'frozen']", "modes = ['frozen']", 'is no longer part of'),
         ('{lr = 0.002}', '{lr = 0.004}', 'lr: was 0.002, now 0.004'),
     ],
 )
