@@ -340,7 +340,7 @@ def test_coco_categories_that_differ_between_train_and_val_are_refused(tmp_path)
         {
             ('car', 'cow', 'dog'): 'train alone has cat; val alone has cow',
             ('car', 'cat'): 'train alone has dog',
-            ('dog', 'cat', 'car'): 'in another order, car and dog',
+            ('dog', 'cat', 'car'): 'in a different order, car and dog',
         }.items()
     ):
         coco(tmp_path / f'{k}', val2017=list(names))

@@ -199,7 +199,7 @@ def test_the_same_bytes_twice(data, tmp_path):
 def test_other_sizes_replace_an_imitation_and_nothing_else(tmp_path):
     write_imitation(['places205'], tmp_path, 16, 4)
     (tmp_path / 'imagenet').mkdir()
-    with pytest.raises(ValueError, match='imagenet: is there, and is no imitation'):
+    with pytest.raises(ValueError, match='imagenet: exists, and is not an imitation'):
         write_imitation(['imagenet', 'places205'], tmp_path, 20, 4)
     assert json.loads((tmp_path / 'places205/imitation.json').read_text())['train'] == 16
     write_imitation(['places205'], tmp_path, 20, 4)
@@ -208,6 +208,6 @@ def test_other_sizes_replace_an_imitation_and_nothing_else(tmp_path):
 
 def test_features_of_real_photos_are_never_imitated(tmp_path):
     (tmp_path / 'vizwiz').mkdir()
-    with pytest.raises(ValueError, match='vizwiz: is there, and is no imitation'):
+    with pytest.raises(ValueError, match='vizwiz: exists, and is not an imitation'):
         write_imitation(['vizwiz_features'], tmp_path)
     assert not (tmp_path / 'vizwiz_features').exists()

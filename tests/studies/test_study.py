@@ -173,7 +173,7 @@ def test_lines_of_other_code_are_not_mixed_in(done, capsys):
     path.write_text('\n'.join(map(json.dumps, lines)) + '\n')
     try:
         text = refused(capsys, 'study', 'run', done['file'], '--out', done['out'])
-        assert "made under other conditions (commit: was 'older'" in text and '--mix' in text
+        assert "made under different conditions (commit: was 'older'" in text and '--mix' in text
         run_study(done['file'], done['out'], mix=True, log=str)
         assert 'lines of different commit: ' in (done['out'] / 'report.md').read_text()
     finally:
@@ -229,7 +229,7 @@ def test_one_contrast_that_cannot_be_judged_leaves_the_others(done, tmp_path):
     rows = {r['id']: r['verdict'] for r in judge_study(*read_study_lines(out))}
     assert rows['N0'].startswith("not run (sets 0, 1 at cnn_lr=0.2: no 'objects' in 'lost'")
     assert not any(rows[k].startswith(('not run', 'not judged')) for k in ('X', 'N4'))
-    for i, says in ((1, "no row 'random' beside sets"), (2, "no variant 'nobody'"), (3, "no 'objects' of lost")):
+    for i, says in ((1, "no row 'random' for sets"), (2, "no variant 'nobody'"), (3, "no 'objects' of lost")):
         assert rows[f'N{i}'].startswith('not judged (') and says in rows[f'N{i}'] and says in page.read_text()
     head['table']['seeds'] = [0]
     (out / 'study.jsonl').write_text('\n'.join(map(json.dumps, [head, *lines])) + '\n')
@@ -540,7 +540,7 @@ def test_a_diverged_fine_tuning_is_reported(tuned, tmp_path, monkeypatch):
     assert '   diverged: the training loss is nan at step 3' in text
     assert 'T: not run (vb-none 1 at lr=0.001: diverged; vb-none 1 at lr=0.002: diverged)' in text
     page = (out / 'report.md').read_text()
-    assert '(1 seed, scenes alone), 2 diverged †' in page  # at both rates
+    assert '(1 seed, scenes only), 2 diverged †' in page  # at both rates
     assert '† vb-none, seed 1, mm_imdb frozen, lr=0.001: the training loss is nan' in page
     again = []
     run_study(tuned['file'], out, log=again.append)  # nor is it tried again and again
@@ -580,7 +580,7 @@ def test_a_diverged_writer_leaves_its_variants_out(tuned, tmp_path, seed):
     'old,new,says',
     [
         ('steps = 4, bs = 16, every', 'steps = 5, bs = 16, every', 'plan'),
-        ("modes = ['full', 'frozen']", "modes = ['frozen']", 'is no part of'),
+        ("modes = ['full', 'frozen']", "modes = ['frozen']", 'is no longer part of'),
         ('{lr = 0.002}', '{lr = 0.004}', 'lr: was 0.002, now 0.004'),
     ],
 )

@@ -134,7 +134,7 @@ BAD = [
     (
         'grid = [{cnn_lr = 0.2}',
         'grid = [{scenes = 80}',
-        'rates.grid[0]: scenes is no part of the grid: the data is the same at al',
+        'rates.grid[0]: scenes is not part of the grid: the data is the same at al',
     ),
     (
         'grid = [{cnn_lr = 0.5}, {cnn_lr = 1e6, lr = 1e6}]',
@@ -182,7 +182,7 @@ BAD = [
     (
         "control = 'labels'",
         "control = '@random'\ntable = 'retrieval'\nquestion = 'image to text: R@1'",
-        'has the row of the model alone',
+        'has only the row of the model',
     ),
     (
         "control = 'labels'",
@@ -240,7 +240,7 @@ BAD_TASKS = [
         "finetune.own: unknown task 'vqa'",
     ),
     ('{lr = 0.002}', '{lr = nan}', "finetune.grid: {'lr': 0.001} before {'lr': nan}: expected the same fields"),
-    ('{lr = 0.001}, {lr = 0.002}', '{frozen = true}', 'finetune.grid[0]: frozen is no part of the grid'),
+    ('{lr = 0.001}, {lr = 0.002}', '{frozen = true}', 'finetune.grid[0]: frozen is not part of the grid'),
     (
         '{lr = 0.001}, {lr = 0.002}',
         '{lr = -1}',

@@ -144,7 +144,7 @@ def test_a_finished_study_of_photos_is_not_repeated(done, photos, tmp_path, caps
     shutil.copytree(photos, tmp_path / 'less')
     next((tmp_path / 'less' / 'Images').iterdir()).unlink()
     err = refused(capsys, 'study', 'run', done / 's.toml', '--out', done / 'out', '--root', tmp_path / 'less')
-    assert 'made under other conditions (photos: was' in err
+    assert 'made under different conditions (photos: was' in err
     assert open_run_folder(done / 'out' / 'runs' / 'soft-0-rate1').info['root'] == str(photos.resolve())
 
 

@@ -23,15 +23,15 @@ SPLIT_SOURCES = 'auto', 'hash', 'column', 'lists', 'karpathy', 'folders'
 
 @dataclass(frozen=True)
 class PhotoOptions:
-    "Options of a folder of photos: how it is split, and how much is used"
+    "Options of a folder of photos: how it is split, and how much of it is used"
 
-    train: Fraction = 0.8  # Part of the photos to learn from
-    valid: Fraction = 0.1  # Part that chooses the checkpoint
-    test: UnitInterval = 0.1  # Part that is reported
-    shuffles: Int(1, 1000) = 3  # How often each test photo is paired with another photo's captions
-    draws: Int(0, 10**5) = 0  # Bootstrap resamples of the test photos to keep scores of, to compare runs in pairs
-    part: Fraction = 1.0  # Part of the training photos that is used (VirTex sec. 4.2: a tenth to all)
-    captions: Int(0, 1000) = 0  # Captions of each that are used; 0 means all
+    train: Fraction = 0.8  # Fraction of the photos to train on
+    valid: Fraction = 0.1  # Fraction used to choose the checkpoint
+    test: UnitInterval = 0.1  # Fraction used to report results
+    shuffles: Int(1, 1000) = 3  # How often each test photo is paired with a different photo's captions
+    draws: Int(0, 10**5) = 0  # Bootstrap resamples of the test photos to keep scores of, for paired comparisons
+    part: Fraction = 1.0  # Fraction of the training photos that is used (VirTex sec. 4.2: a tenth to all)
+    captions: Int(0, 1000) = 0  # Captions used per photo; 0 means all
     part_seed: PartSeed = 0  # Which part, and which captions; -1: each run takes its own, by its seed
     split: Choice(*SPLIT_SOURCES) = (
         'auto'  # The split to follow; auto: that of the data if it has one, else a hash of ids
@@ -49,7 +49,7 @@ class PhotoOptions:
 def margin(
     view: int,  # Side of the network's input
 ) -> int:  # Longer side of the stored image
-    "Choose the size of stored photos: a shorter side of 8/7 of the view, 256 for 224, in photos up to 3:2"
+    "Choose the size of stored photos: a shorter side of 8/7 of the view, 256 for 224, for photos up to 3:2"
     return math.ceil(view * 8 / 7 * 3 / 2)
 
 # %% ../../nbs/datasets/05_base.ipynb #39619a42
@@ -60,20 +60,20 @@ class DatasetBuilder:
     name: str  # On the command line: --data
     provides: frozenset  # What its images come with: captions, narratives, labels, categories, masks
     options: object = PhotoOptions()  # A frozen dataclass: sizes or shares, with their defaults
-    read: Callable = Lazy(None)  # (root, size) -> dataset that is split into three parts
-    reads: tuple = ()  # What `read` takes besides: `max_corrupt`, how many photos and rows may be missing
+    read: Callable = Lazy(None)  # (root, size) -> dataset, which is then split into three parts
+    reads: tuple = ()  # Further arguments of `read`: `max_corrupt`, how many photos and rows may be missing
     # or unusable, and fields of `options`
     build: Callable = Lazy('vlrep.datasets.split:read_and_split')  # (builder, options, root, size=, wanted=, log=,
     # max_corrupt=) -> dict of the parts
-    build_test: Callable = Lazy(None)  # (options, size) -> the test set alone, if that is much less work
-    root_help: str = ''  # What --root must hold; '' for a dataset that needs no files
-    recipe: str = 'flickr8k'  # Which recipe of a method is the default, if none is called like the dataset
-    splits: Callable = Lazy(None)  # (root) -> splits that come with the data in files: name -> `OwnSplit`
+    build_test: Callable = Lazy(None)  # (options, size) -> only the test set, if that is much less work
+    root_help: str = ''  # What --root must contain; '' for a dataset that needs no files
+    recipe: str = 'flickr8k'  # Default recipe of a method, if no recipe has the dataset's name
+    splits: Callable = Lazy(None)  # (root) -> splits that come in files with the data: name -> `OwnSplit`
     stored_size: Callable = margin  # Side of the view -> longer side of the stored images
     redraw: Callable = Lazy(None)  # (row of the test set, pixels) -> record drawn larger than it is stored
-    test_annotations: frozenset = frozenset()  # What its test set has for evaluations: objects, domain_shift
+    test_annotations: frozenset = frozenset()  # Test annotations for evaluations: objects, domain_shift
     fixed: dict = None  # Fields of `options` that cannot be set, and why
-    audit: bool = True  # Look for damaged images in the test set, and for images that are in training, too?
+    audit: bool = True  # Check the test set for damaged images, and for images that are also in training?
 
     def __repr__(self):
         return f'DatasetBuilder({self.name!r})'
@@ -89,7 +89,7 @@ class DatasetBuilder:
         self,
         root: FilePath,  # A folder or file, or None
     ) -> None:
-        "Refuse a root that is missing, where files are needed, or does not exist"
+        "Refuse a root that does not exist, or is not given although files are needed"
         if not self.root_help:
             return
         if root is None:
@@ -99,10 +99,10 @@ class DatasetBuilder:
 
     def check_options(
         self,
-        options: object,  # As changed
+        options: object,  # The options to be checked
         changed: set = frozenset(),  # Names of the fields that were changed
     ) -> None:
-        "Raise a `ValueError` if a field was changed that is fixed, or no test images would be left"
+        "Raise a `ValueError` if a fixed field was changed, or if no test images would be left"
         for k, why in (self.fixed or {}).items():
             if k in changed:
                 raise ValueError(f'{k}: {why}')
@@ -111,11 +111,11 @@ class DatasetBuilder:
 
     def open(
         self,
-        options: object = None,  # Sizes; the builder's own by default
+        options: object = None,  # The options; the builder's defaults if None
         root: FilePath = None,  # Where the files are
         size: int = 64,  # Longer side of the stored images in pixels
-        wanted: 'Iterable[str]' = (),  # Annotations that the method reads; what the dataset lacks is left out
-        log: Callable = print,  # Called with what is left out
+        wanted: 'Iterable[str]' = (),  # Annotations that the method reads; those that the dataset lacks are ignored
+        log: Callable = print,  # Called with messages on what is left out
         max_corrupt: int
         | float
         | str = None,  # How many photos and rows may be missing or unusable, see `corrupt_limit`
@@ -133,8 +133,8 @@ class DatasetBuilder:
         size: int = 64,  # As for `open`
         options: object = None,  # As for `open`
         max_corrupt: int | float | str = None,  # As for `open`
-    ) -> 'ImageTextDataset':  # None if it comes in parts, see `open`
-        "Read all images into one dataset, with whatever is read of them"
+    ) -> 'ImageTextDataset':  # None if the dataset comes in parts, see `open`
+        "Read all images, with all annotations, into one dataset"
         if not self.read:
             return None
         options = options or self.options
@@ -150,16 +150,16 @@ class DatasetBuilder:
         log: Callable = print,  # As for `open`
         max_corrupt: int | float | str = None,  # As for `open`
     ) -> 'ImageTextDataset':
-        "Open the test set alone"
+        "Open only the test set"
         if self.build_test:
             return self.build_test(options or self.options, size)
         return self.open(whole_data(options or self.options), root, size, log=log, max_corrupt=max_corrupt)['test']
 
 # %% ../../nbs/datasets/05_base.ipynb #79884d78
 def whole_data(
-    options: object,  # Of a dataset, such as `PhotoOptions`
+    options: object,  # Options of a dataset, such as `PhotoOptions`
 ) -> object:  # The same without `part` and `captions`
-    "Make options for evaluations, which use the whole training set, whatever part of it the run used"
+    "Make options for evaluations, which use the whole training set even if the run used only a part of it"
     left_out = dict(part=1.0, captions=0)
     return replace(options, **{f.name: left_out[f.name] for f in fields(options) if f.name in left_out})
 
@@ -172,15 +172,15 @@ class OwnSplit:
     "A split that comes with data"
 
     where: str  # Its files, or its column, for messages
-    read: Callable = None  # () -> name of each photo, or its stem -> train, valid or test; '' for no part
+    read: Callable = None  # () -> name or stem of each photo -> train, valid or test; '' for no part
 
 
 def choose_split(
     wanted: str,  # One of `SPLIT_SOURCES`
-    found: dict,  # Name -> `OwnSplit`: those that come with the data
+    found: dict,  # Name -> `OwnSplit`: the splits that come with the data
     root: FilePath,  # Where the data is, for messages
 ) -> str:  # A name in `found`, or hash
-    "Choose the split to follow; a `ValueError` if it is not there, or if it is not clear which one is meant"
+    "Choose the split to follow; a `ValueError` if it does not exist, or if several exist and none is named"
     offered = ', '.join(f'{name}: {own.where}' for name, own in found.items())
     if wanted == 'auto' and len(found) > 1:
         ways = ', '.join(f'--split {name}' for name in (*found, 'hash'))
@@ -194,11 +194,11 @@ def choose_split(
 
 
 def with_split(
-    options: object,  # Of a dataset
+    options: object,  # Options of a dataset
     split: str,  # One of `SPLIT_SOURCES`
     data: str,  # Name of the dataset, for messages
-) -> object:  # The same, with this split
-    "Make options with another split; a `ValueError` for data that has no others"
+) -> object:  # The same options with this split
+    "Set the split in options; a `ValueError` for data that has only one split"
     if not hasattr(options, 'split'):
         raise ValueError(f'--split {split}: {data} has one split alone')
     return replace(options, split=split)

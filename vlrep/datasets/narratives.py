@@ -38,7 +38,7 @@ from .flickr8k import IMAGES
 
 # %% ../../nbs/datasets/40_narratives.ipynb #4d459dc0
 def _rows_of(items, keys, at, words=0):
-    "Read `keys` of each dict of a list, first `words` strings, then numbers; return the rows and the numbers"
+    "Read `keys` of each dict of a list, the first `words` as strings, the rest as numbers; return rows and numbers"
     if not isinstance(items, list):
         raise ValueError(f'{at} is {brief(items)}, expected a list')
     try:
@@ -60,10 +60,10 @@ def _rows_of(items, keys, at, words=0):
 
 # %% ../../nbs/datasets/40_narratives.ipynb #f493e444
 def image_file(
-    dataset_id: str,  # Of the narrative: with coco in it for COCO, beginning with ADE for ADE20k
-    image_id: str,  # Of the narrative
+    dataset_id: str,  # The narrative's collection: contains coco for COCO, begins with ADE for ADE20k
+    image_id: str,  # The narrative's image
 ) -> str:  # e.g. 000000137576.jpg
-    "Name an image's file: COCO's twelve digits, ADE20k's eight and a word, else the id as it is, and .jpg"
+    "Name an image's file: COCO's twelve digits, ADE20k's eight and a word, else the unchanged id, and .jpg"
     d = dataset_id.lower()
     if image_id.lower().endswith(IMAGES):
         return image_id
@@ -86,7 +86,7 @@ def _image_name(d):
         raise ValueError(f'an object with {", ".join(_keys)} is expected, not {brief(d)}')
     for k, (types, what) in _keys.items():
         if k not in d:
-            hint = ' (files of captions alone will not do)' if list in types else ''
+            hint = ' (files with only captions are not enough)' if list in types else ''
             raise ValueError(f'has no {k!r}{hint}')
         if type(d[k]) not in types:
             raise ValueError(f'{k} is {brief(d[k])}, expected {what}')
@@ -104,7 +104,7 @@ def _image_name(d):
 def parse_narrative(
     line: str | bytes | dict,  # A line of a file, or the object in it
 ) -> tuple:  # Name of the image's file, and the `Narrative`
-    "Read one line; a `ValueError` says what is wrong with it. Unknown keys are no error"
+    "Read one line; a `ValueError` says what is wrong with it. Unknown keys are allowed"
     d = parse_json(line) if isinstance(line, (str, bytes)) else line
     name = _image_name(d)
     text = d['caption']
@@ -129,8 +129,8 @@ _shard = re.compile(r'-(\d+)-of-(\d+)\.jsonl(\.gz)?$')
 
 def narrative_files(
     paths: FilePath | list,  # A file, a folder, a pattern such as `coco_train_*.jsonl`, or a list of these
-) -> list:  # Of paths
-    "Find the files; a `ValueError` if there are none or one is there twice, a warning if shards are missing"
+) -> list:  # List of paths
+    "Find the files; a `ValueError` if there are none or one would be read twice, a warning if shards are missing"
     out = []
     shards = {}
     for p in map(Path, [paths] if isinstance(paths, (str, Path)) else paths):
@@ -154,15 +154,15 @@ def narrative_files(
     for (name, n), have in shards.items():
         lost = sorted(set(range(n)) - have)
         if lost:
-            warnings.warn(f'{name}: {len(lost)} of {n} shards are not there: number {some_of(lost)}', stacklevel=3)
+            warnings.warn(f'{name}: {len(lost)} of {n} shards are missing: number {some_of(lost)}', stacklevel=3)
     return out
 
 # %% ../../nbs/datasets/40_narratives.ipynb #4b76b50a
 def read_narratives(
     paths: FilePath | list,  # As for `narrative_files`
     max_corrupt: int | float | str = None,  # How many lines may be unusable, see `corrupt_limit`; they are left out
-) -> tuple:  # Names of the images' files, in the order in which they appear, and their `Narratives`
-    "Localized Narratives; a `ValueError` names file and line of what cannot be understood"
+) -> tuple:  # Names of the images' files, in order of appearance, and their `Narratives`
+    "Read Localized Narratives; a `ValueError` names file and line of what cannot be understood"
     names = {}
     rows = []
     out = Narratives()
@@ -206,13 +206,13 @@ def _record_of(ids, narratives, i):
 
 
 def read_localized(
-    root: FilePath,  # The folder that holds the .jsonl files, and the images, in whichever folders below it
+    root: FilePath,  # The folder of the .jsonl files and the images, which may be in any folders below it
     files: FilePath
     | list = None,  # Names or patterns of the .jsonl files, within `root`; by default all that are in it
     images: FilePath = '.',  # The folder of the images, within `root`
     size: int = 256,  # Images are fitted into squares of this side
     *,
-    max_corrupt: int | float | str = None,  # How many lines may be unusable and images absent, see `corrupt_limit`
+    max_corrupt: int | float | str = None,  # How many lines may be unusable and images missing, see `corrupt_limit`
 ) -> ImageFileDataset:  # With `narratives`, whose texts are the captions; in the order of the images' paths
     "Read photos with Localized Narratives; a `ValueError` names what is missing, or file and line of what is wrong"
     root = Path(root)
@@ -245,11 +245,11 @@ def read_localized(
 # %% ../../nbs/datasets/40_narratives.ipynb #13ccd27f
 def write_localized(
     records: 'ImageTextDataset|Iterable[Record]',  # Records with images and narratives, or an `ImageTextDataset`,
-    # which may have several narratives an image
-    root: FilePath,  # A folder; it may hold others
+    # which may have several narratives per image
+    root: FilePath,  # A folder; it may contain other files
     images: str = 'images',  # Name of the folder of images, e.g. train2017
-    table: str = 'world_localized_narratives.jsonl',  # Name of the file; with .gz behind it, it is compressed
-    dataset_id: str = 'world',  # With coco in it, ids are written without zeros in front
+    table: str = 'world_localized_narratives.jsonl',  # Name of the file; it is compressed if it ends with .gz
+    dataset_id: str = 'world',  # If it contains coco, ids are written without leading zeros
 ) -> int:  # How many narratives were written
     "Write images and narratives, so that `read_localized` can read them; all of it or nothing"
     n = 0

@@ -22,7 +22,7 @@ _PARTS = dict(train='train', valid='dev', test='test')
 
 
 def _problem(row):
-    "Say what is wrong with a line; '' if nothing is"
+    "Say what is wrong with a line; '' if nothing is wrong"
     problem = row_problem(row, dict(Flickr30K_ID=ID, sentence2=str, gold_label=str))
     if problem:
         return problem
@@ -35,12 +35,12 @@ def _problem(row):
 
 
 def read_snli_ve(
-    root: FilePath,  # The folder that holds the tables and the photos of Flickr30k
+    root: FilePath,  # The folder of the tables and the photos of Flickr30k
     split: str = 'train',  # train, valid or test
     size: int = 256,  # Photos are fitted into squares of this side
     *,
-    max_corrupt: int | float | str = None,  # How many lines may be unusable and photos absent, see `corrupt_limit`
-    log: Callable = print,  # Called with how many pairs have no label
+    max_corrupt: int | float | str = None,  # How many lines may be unusable and photos missing, see `corrupt_limit`
+    log: Callable = print,  # Called with the number of pairs without a label
 ) -> TaskDataset:  # None if there is no test set
     "Read a part of SNLI-VE; a `ValueError` names file and line of what is wrong"
     root = Path(root)
@@ -77,11 +77,11 @@ def read_snli_ve(
 
 # %% ../../nbs/datasets/84_snli_ve.ipynb #68f3581a
 def write_snli_ve(
-    records: 'Iterable[Record]',  # With `statements`, as the world's
-    root: FilePath,  # A folder; it may hold other parts
+    records: 'Iterable[Record]',  # Records with `statements`, as in the world
+    root: FilePath,  # A folder; it may contain other parts
     split: str = 'train',  # train, valid or test
 ) -> int:  # How many statements were written
-    "Write scenes and statements about them in the layout of SNLI-VE; the first statement of the first scene undecided"
+    "Write scenes with statements in the layout of SNLI-VE; the first statement of the first scene is undecided"
     root = Path(root)
     lines = []
     (root / 'flickr30k_images').mkdir(parents=True, exist_ok=True)

@@ -18,13 +18,13 @@ from ..data.records import ImageFileDataset, Record, annotation_turn, turn_boxes
 
 # %% ../../nbs/datasets/50_voc07.ipynb #93a1edce
 class ObjectTable:
-    "The objects of many images, in arrays: what a dataset calls for its records"
+    "The objects of many images, in arrays; a dataset calls it to make its records"
 
     def __init__(
         self,
         ids,  # Name of each image (n)
         objects,  # For each image a list of (x0, y0, x1, y1, number of the category, flag); corners in [0,1]
-        names,  # Of the categories
+        names,  # Names of the categories
         flag: str,  # Name of the flag, e.g. difficult
         paths=None,  # Image files (n), whose EXIF header may turn them and their boxes, see `annotation_turn`
         sizes=None,  # Width and height of each image as stated with its objects (n,2)
@@ -67,10 +67,10 @@ class ObjectTable:
 def voc_objects(
     path: FilePath,  # A file of `Annotations`
 ) -> tuple:  # Tuples (name of the category, xmin ymin xmax ymax as in the file, difficult); width and height
-    "Read the objects of one photo as they are written; a `ValueError` names a file that cannot be understood"
+    "Read the objects of one photo as written in the file; a `ValueError` names a file that cannot be understood"
     try:
         top = ElementTree.parse(path).getroot()
-    except (ElementTree.ParseError, OSError, LookupError, ValueError) as e:  # such as an encoding that is not known
+    except (ElementTree.ParseError, OSError, LookupError, ValueError) as e:  # such as an unknown encoding
         raise ValueError(f'{path}: damaged or missing ({e})') from e
 
     def number(node, name):
@@ -113,8 +113,8 @@ def read_voc_xml(
 # %% ../../nbs/datasets/50_voc07.ipynb #90c76a49
 def read_photo_list(
     path: FilePath,  # A file of `ImageSets/Main`
-) -> dict:  # Id of each photo -> its place in the list
-    "Read the photos of a split; a `ValueError` if one is there twice, or there are none"
+) -> dict:  # Id of each photo -> its position in the list
+    "Read the photos of a split; a `ValueError` if a photo is listed twice, or none is"
     ids = {}
     for i, line in text_lines(path):
         name = line.split()[0]
@@ -130,13 +130,13 @@ def listed_classes(
     lists: Path,  # The folder `ImageSets/Main`
     split: str,  # trainval, train, val or test
 ) -> list:  # Sorted
-    "Name the classes that have a list of their own"
+    "Name the classes that have a list"
     end = f'_{split}.txt'
     return sorted(f.name.removesuffix(end) for f in lists.glob(f'*{end}') if not is_hidden(f.name))
 
 
 def _answers(path, ids):
-    "1, 0 or -1 for each photo of `ids`, from the list of one class (n,)"
+    "Return 1, 0 or -1 for each photo of `ids`, from the list of one class (n,)"
     out = np.full(len(ids), 9, np.int8)
     for i, line in text_lines(path):
         n, *rest = line.split()
@@ -157,7 +157,7 @@ def _answers(path, ids):
 
 # %% ../../nbs/datasets/50_voc07.ipynb #7c7fac01
 def _boxes(folder, ids, names, bad):
-    """Read the names of the classes, and each photo's objects and size; (None, {}) if no photo has a file
+    """Return the names of the classes, and each photo's objects and size; (None, {}) if no photo has a file
 
     Photos whose file is missing or wrong are appended to `bad`.
     """
@@ -174,18 +174,18 @@ def _boxes(folder, ids, names, bad):
     for n, (objects, _) in list(found.items()):
         other = [name for name, *_ in objects if name not in names]
         if other:
-            bad[n] = f'{n}.xml: an object {other[0]!r}, of which there is no list in ImageSets/Main'
+            bad[n] = f'{n}.xml: an object {other[0]!r}, which has no list in ImageSets/Main'
             del found[n]
     return names, found
 
 # %% ../../nbs/datasets/50_voc07.ipynb #4f2d7212
 def read_voc(
-    root: FilePath = 'VOCdevkit/VOC2007',  # The folder that holds JPEGImages, ImageSets/Main and mostly Annotations
+    root: FilePath = 'VOCdevkit/VOC2007',  # The folder that contains JPEGImages, ImageSets/Main and usually Annotations
     split: str = 'trainval',  # trainval, train, val or test
     size: int = 256,  # Images are fitted into squares of this side
     max_corrupt: int
     | float
-    | str = None,  # How many images may be absent or have a damaged annotation, see `corrupt_limit`
+    | str = None,  # How many images may be missing or have a damaged annotation, see `corrupt_limit`
 ) -> ImageFileDataset:  # Label `present` (n,k) int8: 1, 0 = only difficult, -1 = none; names['present']: the classes
     "Read a split of a VOC folder; a `ValueError` names what is missing or wrong"
     root = Path(root)
@@ -228,7 +228,7 @@ def read_voc(
 
 # %% ../../nbs/datasets/50_voc07.ipynb #59fa0cf8
 def _voc_xml(name, image, objects):
-    "Write the XML text of one photo; `objects`: (category, box, difficult)"
+    "Make the XML text of one photo; `objects`: (category, box, difficult)"
     top = ElementTree.Element('annotation')
     w, h = image.size
 
@@ -257,10 +257,10 @@ def _voc_xml(name, image, objects):
 # %% ../../nbs/datasets/50_voc07.ipynb #ed1d5e70
 def write_voc(
     records: 'Iterable[Record]',  # Records with objects: dicts with `category`, `box`, and `difficult` if known
-    root: FilePath,  # A folder, e.g. VOCdevkit/VOC2007; it may hold other splits
+    root: FilePath,  # A folder, e.g. VOCdevkit/VOC2007; it may contain other splits
     split: str = 'trainval',  # trainval, train, val or test
-    classes: list = None,  # Names of classes that have a list even if no object is of them
-    small: float = 0.06,  # An object that covers less of the picture is difficult, if its record does not say
+    classes: list = None,  # Names of classes that get a list even if they have no objects
+    small: float = 0.06,  # An object that covers less of the image is difficult, if its record does not say
 ) -> int:  # How many were written
     "Write records as a split of a VOC folder"
     seen = {}

@@ -14,14 +14,14 @@ from ..core.registry import did_you_mean
 
 # %% ../../nbs/losses/20_contrastive.ipynb #fe44d73b
 def _choose(s, first, include_positive, *, group):
-    """Cross-entropy of each row of `s` (b,n) choosing its positive out of all columns: nats (b,)
+    """Cross-entropy of each row of `s` (b,n) choosing its positive among all columns: nats (b,)
 
     The positive of the first row is in column `first`, that of the next one in the next
     """
     n = s.shape[1]
     if not include_positive and (n < 2 or group == 1 or (group and n % group == 1)):
         raise ValueError(
-            f'{n} pairs in groups of {group or n}: a pair that is alone has no negatives; '
+            f'{n} pairs in groups of {group or n}: a single pair has no negatives; '
             'use larger batches, drop the last one, or set include_positive=True'
         )
     positive = s.diagonal(first)
@@ -39,19 +39,19 @@ def info_nce(
     b: Tensor,  # One vector for each image's caption, in the same order (b,d)
     temperature: float = 0.1,  # Temperature: cosines are divided by it
     direction: str = 'i2t',  # i2t: each image chooses a caption; symmetric: the mean of both directions
-    include_positive: bool = False,  # Is the positive in the denominator, too? Not in the paper's formula; in standard
-    # InfoNCE it is
+    include_positive: bool = False,  # Include the positive in the denominator? The paper's formula does not; standard
+    # InfoNCE does
     *,
     gather: callable = None,  # None, or x (b,d) -> (all rows (n,d), index of the first own row): negatives
     # from all processes
     group: int = 0,  # Negatives only from the same group of this many consecutive pairs; 0 = from all
-    local_loss: bool = True,  # With `gather`: a process computes its own pairs' part of the loss, and holds b x n
-    # cosines; else that of all pairs, n x n, and returns its share of the total
+    local_loss: bool = True,  # With `gather`: each process computes the loss of its own pairs only, from b x n
+    # cosines; otherwise that of all pairs, from n x n, and returns its fraction of the total
 ) -> tuple:  # Total nats (), number of pairs ()
     "Compute cosine InfoNCE of images and captions (LocTex eq. 1); a `ValueError` if a pair has no negatives"
     if a.shape != b.shape or a.ndim != 2:
         raise ValueError(f'a {tuple(a.shape)} and b {tuple(b.shape)}: both must be (b,d)')
-    if not isinstance(temperature, Tensor) and temperature <= 0:  # a learned one is an exponential
+    if not isinstance(temperature, Tensor) and temperature <= 0:  # a learned temperature is an exponential
         raise ValueError(f'temperature={temperature}: must be above 0')
     if direction not in ('i2t', 'symmetric'):
         raise did_you_mean('direction', direction, ('i2t', 'symmetric'))

@@ -16,9 +16,9 @@ from ..core.registry import did_you_mean
 def attention_maps(
     z_t: Tensor,  # A vector for each token (b,s,d)
     z_v: Tensor,  # A vector for each cell of the grid (b,d,h,w)
-    scale: float = 1.0,  # Products are multiplied by it; the paper prints none, 1/sqrt(d) keeps them from saturating
-) -> Tensor:  # Attention of each token: not negative, sums to 1 over the cells (b,s,h,w), float32
-    "Compute the softmax over the cells of the products of words and cells (LocTex eq. 2)"
+    scale: float = 1.0,  # Products are multiplied by it; the paper has none; 1/sqrt(d) keeps them from saturating
+) -> Tensor:  # Attention of each token: nonnegative, sums to 1 over the cells (b,s,h,w), float32
+    "Compute attention maps: a softmax over the cells of the dot products of words and cells (LocTex eq. 2)"
     if z_t.ndim != 3 or z_v.ndim != 4 or z_t.shape[::2] != z_v.shape[:2]:
         raise ValueError(f'z_t {tuple(z_t.shape)} and z_v {tuple(z_v.shape)} must be (b,s,d) and (b,d,h,w)')
     with torch.autocast(z_t.device.type, enabled=False):
@@ -29,10 +29,10 @@ def attention_maps(
 def localisation_loss(
     attn: Tensor,  # Attention of each token, from `attention_maps` (b,s,h,w)
     mask: Tensor,  # Where the mouse was meanwhile, bool (b,s,h,w); a row without any cell is left out
-    norm: str = 'row',  # row: mean over tokens of a distance for each; tensor: one distance a sample (eq. 3);
-    # tensor_l1: as tensor, with each mask divided by its area first
+    norm: str = 'row',  # Where the mouse was during each token, bool (b,s,h,w); empty rows are left out
+    # row: mean over the tokens' distances; tensor: one distance per sample (eq. 3);
     eps: float = 1e-8,  # Added under the root, whose gradient at 0 is infinite
-) -> tuple:  # Total (), each sample between 0 and the root of 2, and number of samples that have a mask ()
+) -> tuple:  # Total (), between 0 and the root of 2 per sample; number of samples that have a mask ()
     "Sum over samples the distance between attention and trace, both scaled to unit length (LocTex eq. 3)"
     if attn.shape != mask.shape or attn.ndim != 4:
         raise ValueError(f'attn {tuple(attn.shape)} and mask {tuple(mask.shape)}: both must be (b,s,h,w)')
@@ -47,6 +47,6 @@ def localisation_loss(
         if norm == 'tensor_l1':
             t = t / t.sum(2, keepdim=True).clamp(min=1)
         m, t = ((x * real[..., None]).flatten(1)[:, None] for x in (m, t))
-        real = some[:, None]  # one long row a sample
+        real = some[:, None]  # one long row per sample
     d = ((F.normalize(m, dim=2) - F.normalize(t, dim=2)).square().sum(2) + eps).sqrt()  # (b,s) or (b,1)
     return (d * real).sum(1).div(real.sum(1).clamp(min=1)).sum(), some.sum()

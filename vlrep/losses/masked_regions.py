@@ -12,10 +12,10 @@ from torch import Tensor
 
 # %% ../../nbs/losses/40_masked_regions.ipynb #a59c86f8
 def masked_region_loss(
-    scores: Tensor,  # For each class, of masked regions (m,c)
+    scores: Tensor,  # Scores for each class, of masked regions (m,c)
     probs: Tensor,  # The detector's distributions over the classes (m,c)
-) -> tuple:  # Nats (), regions ()
-    "KL(detector || prediction), summed over the regions: 0 at best"
+) -> tuple:  # Total nats (), number of regions ()
+    "Compute KL(detector || prediction) summed over the regions; it is 0 at best"
     if scores.shape != probs.shape:
         raise ValueError(f'scores {tuple(scores.shape)} do not fit probs {tuple(probs.shape)}: one for each class')
     nats = F.kl_div(scores.float().log_softmax(1), probs.float(), reduction='sum')

@@ -16,7 +16,7 @@ def _full(x):
 
 
 def _logits(pos, neg, temperature, ignore):
-    "Similarities over the temperature, the positive key first (b,1+n); what is ignored is -inf"
+    "Similarities over the temperature, the positive key first (b,1+n); ignored keys are -inf"
     if temperature <= 0:
         raise ValueError(f'temperature={temperature}: must be above 0')
     x = torch.cat([_full(pos)[:, None], _full(neg)], 1).div_(temperature)  # the only copy of (b,n) numbers
@@ -26,7 +26,7 @@ def _logits(pos, neg, temperature, ignore):
 
 
 def _added(each, rows):
-    "Total and count of the rows that count"
+    "Total and count over the rows that count"
     if rows is None:
         return each.sum(), torch.tensor(len(each), device=each.device)
     return each.masked_fill(~rows, 0).sum(), rows.sum()
@@ -36,7 +36,7 @@ def queue_nce(
     pos: Tensor,  # Similarity of each query and its positive key (b,)
     neg: Tensor,  # Its similarities to the keys of the queue (b,n)
     temperature: float = 0.07,  # Similarities are divided by it (MCT sec. 4.1)
-    ignore: Tensor = None,  # Which keys are no negatives (b,n) bool
+    ignore: Tensor = None,  # Which keys are not negatives (b,n) bool
     rows: Tensor = None,  # Which queries count (b,) bool; all by default
 ) -> tuple:  # Total nats (), number of queries ()
     "Cross-entropy of each query choosing its positive key against those of the queue (MCT eq. 3)"
@@ -46,10 +46,10 @@ def queue_nce(
 
 # %% ../../nbs/losses/25_queue_contrastive.ipynb #52a1adc7
 def shared_tag_mask(
-    tags: Tensor,  # What each image shows, 0 or 1 (b,t)
-    others: Tensor,  # What those of the queue show (n,t)
+    tags: Tensor,  # Tags of each image, 0 or 1 (b,t)
+    others: Tensor,  # Tags of the images in the queue (n,t)
     threshold: float = 2,  # Number of tags that must be shared (MCT sec. 3.1, 4.1)
-    strict: bool = True,  # Must more than `threshold` be shared? Else `threshold` is enough
+    strict: bool = True,  # Must more than `threshold` tags be shared? Otherwise `threshold` is enough
 ) -> Tensor:  # bool (b,n)
     "Mark the images of the queue that share enough tags to count as positives"
     shared = tags.float() @ others.float().T
@@ -59,11 +59,11 @@ def shared_tag_mask(
 def multi_positive_nce(
     pos: Tensor,
     neg: Tensor,  # As for `queue_nce`
-    same: Tensor,  # Which keys of the queue are positives, too (b,n) bool
+    same: Tensor,  # Which keys of the queue are also positives (b,n) bool
     temperature: float = 0.07,
     ignore: Tensor = None,  # As for `queue_nce`; positives are never ignored
     *,
-    include_own: bool = True,  # Is the positive key always counted? Else images without other positives do not count
+    include_own: bool = True,  # Always count the positive key? Otherwise queries without other positives do not count
     rows: Tensor = None,  # As for `queue_nce`
 ) -> tuple:  # Total nats (), number of queries ()
     "Cross-entropy of each query, averaged over all of its positives (MCT eq. 5)"
@@ -79,13 +79,13 @@ def multi_positive_nce(
 def queue_hinge(
     pos: Tensor,
     neg: Tensor,  # As for `queue_nce`
-    margin: float = 0.2,  # By how much the positive key should be nearer (MCT sec. 4.1)
+    margin: float = 0.2,  # By how much the positive key should be more similar (MCT sec. 4.1)
     ignore: Tensor = None,  # As for `queue_nce`
     rows: Tensor = None,  # As for `queue_nce`
     *,
     reduction: str = 'sum',  # Over the keys of the queue: sum (MCT eq. 11) or mean
 ) -> tuple:  # Total (), number of queries ()
-    "Hinge loss: how far the negatives come within `margin` of the positive key, added up (MCT eq. 11)"
+    "Hinge loss: how far the negatives come within `margin` of the positive key, summed (MCT eq. 11)"
     if reduction not in ('sum', 'mean'):
         raise ValueError(f'reduction={reduction!r}: sum or mean')
     each = (margin - _full(pos)[:, None] + _full(neg)).clamp(min=0)

@@ -21,7 +21,7 @@ def sigmoid_loss(
     *,
     gather: callable = None,  # None, or x (b,d) -> (all rows (n,d), index of the first own row): pairs of all processes
     local_loss: bool = True,  # As for `info_nce`
-) -> tuple:  # Total nats (), number of pairs that belong together ()
+) -> tuple:  # Total nats (), number of matching pairs ()
     "Compute binary cross-entropy of all pairs of images and captions (SigLIP, eq. 1)"
     if a.shape != b.shape or a.ndim != 2:
         raise ValueError(f'a {tuple(a.shape)} and b {tuple(b.shape)}: both must be (b,d)')
@@ -45,7 +45,7 @@ def sigmoid_loss(
 def initial_bias(
     bs: int,  # Pairs of a batch, at least 2
 ) -> float:
-    "Compute the bias at which each pair has a probability of 1/bs"
+    "Compute the bias that gives each pair a probability of 1/bs"
     if bs < 2:
         raise ValueError(f'bs={bs}: a single pair has no negatives; take at least 2')
     return -math.log(bs - 1)

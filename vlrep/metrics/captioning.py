@@ -30,7 +30,7 @@ _drop = re.compile(
 def caption_words(
     text: str,  # A caption
 ) -> list:  # Its words
-    "Cut a caption into words, nearly as Stanford's PTB tokenizer without punctuation does (COCO caption code)"
+    "Split a caption into words, nearly as Stanford's PTB tokenizer without punctuation does (COCO caption code)"
     text = unicodedata.normalize('NFC', text).lower().translate({0x2018: "'", 0x2019: "'", 0x201C: '"', 0x201D: '"'})
     return space_characters(_drop.sub(' ', _split.sub(r' \1', text))).split()
 
@@ -41,12 +41,12 @@ def _ngrams(words):
 
 # %% ../../nbs/metrics/20_captioning.ipynb #b627556e
 class References:
-    "The reference captions of each image, cut into words and counted once, for any number of models"
+    "The reference captions of each image, split into words and counted once, for any number of models"
 
     def __init__(
         self,
-        refs,  # For each image its captions: lists of strings, or a `TextBuffer`
-        tokens: Callable = caption_words,  # Cuts a caption into words; `str.split` if they are cut already
+        refs,  # The captions of each image: lists of strings, or a `TextBuffer`
+        tokens: Callable = caption_words,  # Splits a caption into words; `str.split` if this has been done
     ):
         self.tokens = tokens
         self.words = []
@@ -59,14 +59,14 @@ class References:
         if not self.words:
             raise ValueError('refs: there are no images')
         self.ngrams = [[_ngrams(words) for words in row] for row in self.words]
-        images = Counter()  # in how many images' references each n-gram is
+        images = Counter()  # number of images whose references contain each n-gram
         for row in self.ngrams:
             images.update({gram for caption in row for counts in caption for gram in counts})
         self.idf = dict(zip(images, (np.log(len(self)) - np.log(list(images.values()))).tolist()))
 
     @property
     def unit(self) -> str:
-        "A note for tables: '' if all words are words"
+        "A note for tables: '' if all words are real words"
         alone = [len(w) == 1 and is_unspaced(w) for row in self.words for caption in row for w in caption]
         characters = sum(alone) / max(len(alone), 1)
         if characters < 0.01:
@@ -78,9 +78,9 @@ class References:
 
     def tf_idf(
         self,
-        counts: Counter,  # Of the n-grams of a caption
-    ) -> dict:  # n-gram -> its count times its rarity, and the length of this vector
-        "Weigh n-grams by how few of the images have them; unknown ones are as rare as can be"
+        counts: Counter,  # n-gram counts of a caption
+    ) -> dict:  # n-gram -> its count times its idf, and the length of this vector
+        "Weight n-grams by how few of the images have them; unknown ones get the largest weight"
         vector = {gram: n * self.idf.get(gram, math.log(len(self))) for gram, n in counts.items()}
         return vector, math.sqrt(sum(v * v for v in vector.values()))
 
@@ -98,7 +98,7 @@ def cider_d(
     captions: list,  # One caption for each image
     refs: References | list,  # `References`, or lists of captions
     sigma: float = 6.0,  # Width of the length penalty, in words
-) -> np.ndarray:  # Of each image (n,), from 0 to 10; the mean is the score of the set
+) -> np.ndarray:  # Scores of the images (n,), from 0 to 10; their mean is the score of the set
     "Compute CIDEr-D (Vedantam et al. 2015, eq. 4; details from its code)"
     refs, words = _pairs(captions, refs)
     if len(refs) < 2:
@@ -127,13 +127,13 @@ def cider_d(
 def bleu_counts(
     captions: list,  # One caption for each image
     refs: References | list,  # `References`, or lists of captions
-) -> np.ndarray:  # Of each image (n,10): hits and numbers of 1- to 4-grams, caption's length, nearest reference's
-    "Count what BLEU needs; of two references equally near in length, the shorter counts"
+) -> np.ndarray:  # Counts per image (n,10): hits and totals of 1- to 4-grams, caption length, nearest reference length
+    "Count what BLEU needs; if two references are equally near in length, the shorter one counts"
     refs, words = _pairs(captions, refs)
     out = []
     for caption, references, ngrams in zip(words, refs.words, refs.ngrams):
         mine = _ngrams(caption)
-        largest = [reduce(or_, counts) for counts in zip(*ngrams)]  # counts in any of the references
+        largest = [reduce(or_, counts) for counts in zip(*ngrams)]  # largest count in any reference
         hits = [(a & b).total() for a, b in zip(mine, largest)]
         n = len(caption)
         nearest = min(map(len, references), key=lambda length: (abs(length - n), length))
@@ -142,7 +142,7 @@ def bleu_counts(
 
 
 def bleu(
-    counts: np.ndarray,  # From `bleu_counts`: of an image, of their sum, or of many weighted sums (...,10)
+    counts: np.ndarray,  # From `bleu_counts`: of one image, of a sum, or of many weighted sums (...,10)
 ) -> np.ndarray:  # BLEU-1 to BLEU-4 (...,4)
     "Compute BLEU from counts (Papineni et al. 2002, sec. 2.3); never quite 0, as in the COCO caption code"
     c = np.asarray(counts, float)
@@ -168,8 +168,8 @@ def rouge_l(
     captions: list,  # One caption for each image
     refs: References | list,  # `References`, or lists of captions
     beta: float = 1.2,  # Weight of recall against precision
-) -> np.ndarray:  # Of each image (n,), from 0 to 1; the mean is the score of the set
-    "Compute ROUGE-L (Lin 2004, sec. 3.1) from the best precision and recall over the references, as the COCO code"
+) -> np.ndarray:  # Scores of the images (n,), from 0 to 1; their mean is the score of the set
+    "Compute ROUGE-L (Lin 2004, sec. 3.1) from the best precision and recall over the references, as in the COCO code"
     refs, words = _pairs(captions, refs)
     scores = []
     for caption, references in zip(words, refs.words):
@@ -185,7 +185,7 @@ def judge_captions(
     captions: list,  # One caption for each image
     refs: References | list,  # `References`, or lists of captions
 ) -> dict:  # BLEU-1 ... BLEU-4, ROUGE-L, CIDEr-D of the whole set, as papers define them (times 100 as
-    # they print them)
+    # papers print them)
     "Compute BLEU, ROUGE-L and CIDEr-D of a set of captions"
     refs = refs if isinstance(refs, References) else References(refs)
     return {

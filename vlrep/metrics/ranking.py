@@ -15,7 +15,7 @@ from ..core.seeding import rng
 
 # %% ../../nbs/metrics/10_ranking.ipynb #819cc88f
 def _array(x, name):
-    "NumPy floats; NaN, or nothing at all, is an error that names the argument"
+    "Convert to NumPy floats; if it is empty or contains NaN, raise an error that names the argument"
     if hasattr(x, 'detach'):
         x = x.detach().cpu().double().numpy()
     x = np.asarray(x, dtype=np.float64)
@@ -27,7 +27,7 @@ def _array(x, name):
 
 
 def _ap(score, label, w):
-    "Average precision of one class under each row of the weights `w` (draws,n) -> (draws,)"
+    "Average precision of one class under each row of the weights `w` (draws,n): (draws,)"
     order = np.argsort(-score, kind='stable')
     score = score[order]
     label = label[order]
@@ -50,7 +50,7 @@ def average_precision(
     labels: 'np.ndarray|torch.Tensor|list',  # 1 or 0, shaped like `scores`
     weights: 'np.ndarray|torch.Tensor|list' = None,  # How often each item counts (draws,n); once by default
 ) -> np.ndarray:  # () or (k,); with weights (draws,) or (draws,k); NaN where nothing is positive
-    "Average precision as scikit-learn defines it, ties included, for many classes and many weightings"
+    "Compute average precision as scikit-learn defines it, ties included, for many classes and many weightings"
     scores = _array(scores, 'scores')
     labels = _array(labels, 'labels')
     if scores.shape != labels.shape or scores.ndim not in (1, 2):
@@ -73,8 +73,8 @@ def mean_ap(
     labels: 'np.ndarray|torch.Tensor|list',  # 1 or 0 (n,k)
     weights: 'np.ndarray|torch.Tensor|list' = None,  # As in `average_precision`
 ) -> tuple:  # Mean over the classes that have a positive (NaN if none has), and
-    # their number; arrays if there are many countings
-    "Mean average precision over the classes that occur, and their number"
+    # their number; arrays if there are several weightings
+    "Compute the mean average precision over the classes that occur, and their number"
     ap = average_precision(scores, labels, weights)
     n = (~np.isnan(ap)).sum(-1)
     with np.errstate(invalid='ignore'):
@@ -84,8 +84,8 @@ def mean_ap(
 # %% ../../nbs/metrics/10_ranking.ipynb #cb980cd2
 def correct(
     scores: 'np.ndarray|torch.Tensor|list',  # A score for each class (n,c)
-    labels: 'np.ndarray|torch.Tensor|list',  # The right class (n,)
-) -> np.ndarray:  # 1. where the highest score is the right class, else 0. (n,)
+    labels: 'np.ndarray|torch.Tensor|list',  # The true class (n,)
+) -> np.ndarray:  # 1. where the highest score is that of the true class, else 0. (n,)
     "Tell which items are classified correctly"
     scores = _array(scores, 'scores')
     labels = _array(labels, 'labels')
@@ -96,8 +96,8 @@ def correct(
 
 def top1(
     scores: 'np.ndarray|torch.Tensor|list',  # A score for each class (n,c)
-    labels: 'np.ndarray|torch.Tensor|list',  # The right class (n,)
-) -> float:  # Share answered right
+    labels: 'np.ndarray|torch.Tensor|list',  # The true class (n,)
+) -> float:  # Fraction of correct predictions
     "Top-1 accuracy"
     return float(correct(scores, labels).mean())
 
@@ -105,14 +105,14 @@ def top1(
 def chance_ap(
     labels: 'np.ndarray|torch.Tensor|list',  # 1 or 0 (n,) or (n,k)
 ) -> np.ndarray:  # () or (k,)
-    "Average precision if every item gets the same score: the share of positives"
+    "Average precision if every item gets the same score: the fraction of positives"
     return _array(labels, 'labels').mean(0)
 
 
 def chance_top1(
     train: 'np.ndarray|torch.Tensor|list',  # Classes in training (n,)
     test: 'np.ndarray|torch.Tensor|list',  # Target classes (m,)
-) -> float:  # Share answered right
+) -> float:  # Fraction of correct predictions
     "Accuracy of always predicting the most frequent class of training"
     seen, n = np.unique(_array(train, 'train'), return_counts=True)
     return float((_array(test, 'test') == seen[n.argmax()]).mean())
@@ -120,7 +120,7 @@ def chance_top1(
 # %% ../../nbs/metrics/10_ranking.ipynb #2ab45858
 @functools.lru_cache(2)
 def _counts(n, draws, seed):
-    "Draw and keep what `draw_counts` returns: the questions of a table resample the same items"
+    "Draw what `draw_counts` returns, and cache it, because the rows of a table resample the same items"
     if n < 1 or draws < 1:
         raise ValueError(f'n={n}, draws={draws}: at least 1 item and 1 draw are needed')
     draw = rng(seed, 'bootstrap', n, draws)
@@ -135,29 +135,29 @@ def draw_counts(
     draws: int = 500,  # Number of bootstrap resamples
     seed: int = 0,  # The same seed gives the same draws
 ) -> np.ndarray:  # How often each item was drawn (draws,n); every row sums to n
-    "Bootstrap: resample the test items with replacement, as many as there are"
+    "Draw bootstrap resamples: as many test items as there are, with replacement"
     return _counts(n, draws, seed).astype(float)
 
 
-_WEIGHTS = 2**22  # Counts that are in memory as floats at a time: 34 MB
+_WEIGHTS = 2**22  # Weights held in memory as floats at a time: 34 MB
 
 
 def draw_scores(
-    stat: 'callable',  # Weights (draws,n) -> (draws,); each score depends on its own weights alone
+    stat: 'callable',  # Weights (draws,n) -> (draws,); each score depends only on its own row of weights
     n: int,  # Number of items
     draws: int = 500,  # Number of bootstrap resamples
     seed: int = 0,  # As for `draw_counts`
 ) -> np.ndarray:  # (draws,)
-    "Compute a metric under each bootstrap resample, for many items some resamples at a time"
+    "Compute a metric under each bootstrap resample; with many items, only a few resamples at a time"
     counts = _counts(n, draws, seed)
     step = max(1, _WEIGHTS // n)
     return np.concatenate([stat(counts[i : i + step].astype(float)) for i in range(0, draws, step)])
 
 
 def percentile_interval(
-    scores: np.ndarray,  # Under each resample (draws,)
-) -> tuple:  # Lower and upper end; NaN if every score is
-    "Compute the interval that holds 95 % of the scores"
+    scores: np.ndarray,  # Scores under each resample (draws,)
+) -> tuple:  # Lower and upper end; NaN if all scores are NaN
+    "Compute the interval that contains 95 % of the scores"
     if np.isnan(scores).all():
         return float('nan'), float('nan')
     low, high = np.nanquantile(scores, [(1 - 0.95) / 2, (1 + 0.95) / 2])
@@ -165,7 +165,7 @@ def percentile_interval(
 
 
 def bootstrap(
-    stat: 'np.ndarray|torch.Tensor|list|callable',  # A value for each item (n,), whose mean is meant; or a function of
+    stat: 'np.ndarray|torch.Tensor|list|callable',  # A value for each item (n,), to be averaged; or a function of
     # weights (draws,n) -> (draws,)
     n: int = None,  # Number of items, if `stat` is a function
     draws: int = 500,  # Number of bootstrap resamples
@@ -183,10 +183,10 @@ def bootstrap(
 
 # %% ../../nbs/metrics/10_ranking.ipynb #c304aa20
 def caption_nouns(
-    pred: list,  # Things each caption names: a list of sets
-    true: list,  # Things in each picture: a list of sets
-) -> dict:  # precision and recall; 0 where nothing was said, or nothing is there
-    "Compute precision and recall of the things that captions name, over all pictures together"
+    pred: list,  # Objects that each caption names: a list of sets
+    true: list,  # Objects in each image: a list of sets
+) -> dict:  # precision and recall; 0 if nothing is named, or nothing is present
+    "Compute precision and recall of the objects that captions name, over all images together"
     both = sum(len(p & t) for p, t in zip(pred, true, strict=True))
     predicted = sum(map(len, pred))
     present = sum(map(len, true))

@@ -19,23 +19,23 @@ class Ranks:
     "The rank of the best correct candidate of each query, with ties counted"
 
     above: np.ndarray  # Wrong candidates that are better (q,)
-    tied: np.ndarray  # Wrong candidates that are equal (q,)
-    right: np.ndarray  # Right candidates that are equal, itself counted (q,)
+    tied: np.ndarray  # Wrong candidates that are equally good (q,)
+    right: np.ndarray  # Correct candidates that are equally good, itself included (q,)
     image: np.ndarray  # The image that each query is or belongs to (q,)
-    n: int  # Candidates of a query
+    n: int  # Number of candidates of a query
 
     def __len__(self):
         return len(self.above)
 
     def places(self) -> np.ndarray:  # (q,)
-        "Wrong candidates before the first right one, the mean where equal ones are sorted at random"
+        "Wrong candidates before the first correct one; the mean over random orders of ties"
         return self.above + self.tied / (self.right + 1)
 
     def hits(
         self,
-        k: int,  # How many candidates are looked at
+        k: int,  # Number of candidates considered
     ) -> np.ndarray:  # From 0 to 1 (q,)
-        "Compute the probability of a right candidate among the first `k`; a `ValueError` if `k` is out of range"
+        "Compute the probability of a correct candidate among the first `k`; a `ValueError` if `k` is out of range"
         if not 1 <= k <= self.n:
             raise ValueError(f'k={k}: there are {self.n} candidates, take from 1 to {self.n}')
         miss = np.ones(len(self))
@@ -46,10 +46,10 @@ class Ranks:
 
     def recall(
         self,
-        k: int,  # How many candidates are looked at
+        k: int,  # Number of candidates considered
         weights: np.ndarray = None,  # How often each image counts (draws,n); once by default
     ) -> np.ndarray:  # (draws,), each from 0 to 1; () without weights
-        "R@k: the share of the queries that have a right candidate among the first `k`"
+        "R@k: the fraction of queries with a correct candidate among the first `k`"
         n = self.image.max() + 1
         w = np.ones((1, n)) if weights is None else np.atleast_2d(weights)[:, :n]
         got = w @ np.bincount(self.image, self.hits(k), n) / (w @ np.bincount(self.image, minlength=n))
@@ -76,7 +76,7 @@ class Ranks:
 
 # %% ../../nbs/metrics/40_retrieval.ipynb #cbf1d213
 def _unit(x, what):
-    "Rows of length 1; a `ValueError` names what is not finite"
+    "Scale rows to length 1; a `ValueError` names the argument that has values that are not finite"
     x = F.normalize(x.detach().float(), dim=1)
     if not x.isfinite().all():
         raise ValueError(f'{what}: hold values that are not finite: did training diverge?')
@@ -87,10 +87,10 @@ _TIE = 1e-6  # Cosines that differ by no more are equal
 
 
 def retrieval_ranks(
-    images: Tensor,  # Vectors of images (n,d), of any length: cosines are compared
+    images: Tensor,  # Vectors of images (n,d), of any length, since cosines are compared
     captions: Tensor,  # Vectors of captions (m,d)
-    image_of: Tensor,  # Row of the image of each caption (m,), in any order; each image has a caption
-    chunk: int = 1024,  # Images, and captions, at a time
+    image_of: Tensor,  # Row of each caption's image (m,), in any order; each image has a caption
+    chunk: int = 1024,  # Number of images, and of captions, in a block
 ) -> dict:  # `i2t` and `t2i` -> `Ranks`
     "Compute the ranks in both directions; memory grows with n+m, not with n times m"
     owner = torch.as_tensor(image_of).to(images.device).long()
@@ -98,7 +98,7 @@ def retrieval_ranks(
     m = len(captions)
     if mute := int((torch.bincount(owner, minlength=n) == 0).sum()):
         raise ValueError(f'image_of: {mute} of {n} images have no caption: leave them out')
-    # the cosine of each caption with its image (m,), and the best of each image (n,)
+    # the cosine of each caption with its image (m,), and the largest of each image (n,)
     pair = torch.cat(
         [
             (_unit(images[owner[a : a + chunk]], 'images') * _unit(captions[a : a + chunk], 'captions')).sum(1)
@@ -137,24 +137,24 @@ def _check_right(right, n):
 
 
 def chance_recall(
-    right: np.ndarray,  # Right candidates of each query (q,)
-    n: int,  # Candidates
-    k: int,  # How many are looked at
+    right: np.ndarray,  # Correct candidates of each query (q,)
+    n: int,  # Number of candidates
+    k: int,  # Number of candidates considered
 ) -> float:  # From 0 to 1
-    "R@k of candidates in random order"
+    "R@k if the candidates are in random order"
     right = _check_right(right, n)
     none = Ranks(np.zeros(len(right), int), n - right, right, np.arange(len(right)), n)
     return float(none.hits(k).mean())
 
 
 def chance_median(
-    right: np.ndarray,  # Right candidates of each query (q,)
-    n: int,  # Candidates
+    right: np.ndarray,  # Correct candidates of each query (q,)
+    n: int,  # Number of candidates
 ) -> int:  # At least 1
-    "Med r of candidates in random order"
+    "Med r if the candidates are in random order"
     kinds, times = np.unique(_check_right(right, n), return_counts=True)
     r = np.arange(n)
-    beyond = np.zeros(n)  # the share of queries whose first right candidate is behind place r
+    beyond = np.zeros(n)  # fraction of queries whose first correct candidate is after position r
     for c, share in zip(kinds, times / times.sum()):
         left = np.ones(n)
         for i in range(c):
@@ -167,10 +167,10 @@ PROTOCOLS = {'all': (0, False), '1k': (1000, False), '1k-folds': (1000, True), '
 
 
 def retrieval_folds(
-    n: int,  # Images of the test set
-    protocol: str = 'all',  # all; 1k or 5k: the first so many; 1k-folds: as many folds of 1000 as there are
+    n: int,  # Number of images of the test set
+    protocol: str = 'all',  # all; 1k or 5k: the first 1000 or 5000; 1k-folds: as many folds of 1000 as there are
 ) -> list:  # Rows of the images of each fold
-    "List the images of each fold, ranked among each other; a `ValueError` if there are too few"
+    "List the images of each fold, which are ranked together; a `ValueError` if there are too few"
     size, folds = PROTOCOLS[protocol]
     if n < max(size, 2):
         raise ValueError(f'protocol {protocol}: {n} images, at least {max(size, 2)} are needed')

@@ -24,8 +24,8 @@ from .tables import command_state, missing_data_lines
 # %% ../../nbs/reproduce/70_commands.ipynb #ddf58258
 def data_folders(
     plan: PaperPlan,  # The plan
-) -> list[str]:  # Such as coco, voc
-    """List the folders of data sets that a plan reads, except those that its own commands make
+) -> list[str]:  # Names such as coco, voc
+    """List the folders of datasets that a plan reads, except those that its own commands make
 
     Paraphrases count as data: the translators that make them cannot be imitated.
     """
@@ -40,11 +40,11 @@ def data_folders(
 
 def plan_lines(
     plan: PaperPlan,  # The plan
-    places: Places,  # Where
+    places: Places,  # Folders of the plan
     items: Sequence[str] = (),  # As for `select_tables`
     costs: Sequence[dict] = (),  # From `read_costs`
 ) -> list[str]:  # Lines
-    "Describe a plan: its tables, rows that nobody can run, each command with its state, and what they cost"
+    "Describe a plan: its tables, rows that nobody can run, each command with its state, and their cost"
     lines = [f'{plan.title} ({plan.citation})']
     for table in select_tables(plan, items):
         lines.append(f'table {table.id}, {table.title}')
@@ -61,7 +61,7 @@ def plan_lines(
     counts = Counter(states)
     lines.append(f'{len(commands)} commands: {", ".join(f"{n} {state}" for state, n in counts.items())}')
     if counts['other']:
-        lines.append(f'other: {places.out} holds runs of another plan, or of a rehearsal; give another --out')
+        lines.append(f'other: {places.out} holds runs of a different plan, or of a rehearsal; give another --out')
     if not costs:
         lines.append('for hours and memory: vlrep reproduce measure, then plan --measured with its file')
     else:
@@ -78,13 +78,13 @@ def plan_lines(
 
 def open_plan(
     paper: FilePath,  # As for `read_plan`
-    root: FilePath | None = None,  # Folder of all data sets; by default data, and of a rehearsal `out`/data
-    out: FilePath | None = None,  # Folder of the runs; by default runs/PAPER, and of a rehearsal runs/PAPER-rehearsal
-    seeds: int = 1,  # Networks of each row
+    root: FilePath | None = None,  # Folder of all datasets; by default data, for a rehearsal `out`/data
+    out: FilePath | None = None,  # Folder of the runs; by default runs/PAPER, for a rehearsal runs/PAPER-rehearsal
+    seeds: int = 1,  # Number of networks per row
     rehearsal: bool = False,  # With small networks and few steps?
     **settings,  # workers, precision, cache, plugins: as for `Places`
 ) -> tuple[PaperPlan, Places]:
-    "Read the plan of a paper, and choose the folders that it is carried out in"
+    "Read the plan of a paper, and choose its folders"
     plan = read_plan(paper)
     out = Path(out or f'runs/{Path(paper).stem}{"-rehearsal" if rehearsal else ""}')
     root = Path(root or (out / 'data' if rehearsal else 'data'))
@@ -93,17 +93,17 @@ def open_plan(
 
 def measure_on_imitations(
     plan: PaperPlan,  # The plan
-    places: Places,  # Whose `root` gets the imitations
+    places: Places,  # Folders; the imitations are written to `root`
     file: FilePath,  # As for `measure_costs`
     **how,  # bs, items, log: as for `measure_costs`
-) -> list[dict]:  # As of `measure_costs`
+) -> list[dict]:  # As from `measure_costs`
     "Time some steps of each network of a plan at full size, without its data"
     write_imitation(data_folders(plan), places.root)
     return measure_costs(on_imitations(plan), places, file, **how)
 
 
 def _in_this_process(execute, words, log_file):
-    "Carry a command out without a process of its own; what it prints goes to the log file"
+    "Run a command in the current process; its output goes to the log file"
     with open(log_file, 'a', encoding='utf-8') as out, redirect_stdout(out), redirect_stderr(out):
         code = execute(list(words))
     check_code(code, log_file)
@@ -111,14 +111,14 @@ def _in_this_process(execute, words, log_file):
 
 def rehearse(
     plan: PaperPlan,  # From `open_plan`, as a rehearsal
-    places: Places,  # Whose `root` gets the imitations of data sets
+    places: Places,  # Folders; the imitations are written to `root`
     items: Sequence[str] = (),  # As for `select_tables`
     *,
-    processes: int = 1,  # That train together
-    execute: Callable | None = None,  # (words) -> exit code: carries commands out in this process, which saves imports
+    processes: int = 1,  # Number of processes that train together
+    execute: Callable | None = None,  # (arguments) -> exit code: runs commands in this process, which saves imports
     log: Callable = print,  # Called with lines for the screen
-) -> dict[str, str]:  # As of `run_plan`
-    "Run every command of a plan on imitations of the data sets that it reads, and fill its tables"
+) -> dict[str, str]:  # As from `run_plan`
+    "Run every command of a plan on imitations of the datasets that it reads, and fill its tables"
     write_imitation(data_folders(plan), places.root)
     run = partial(run_process, processes=processes)
     if execute and processes == 1:

@@ -22,11 +22,11 @@ _MEASURED = dict(views='views', images='images', steps='steps', backbone='backbo
 
 
 def from_start(
-    study: Study,  # With the variant
+    study: Study,  # The study with the variant
     groups: dict,  # Variant -> its runs
-    variant: str,  # A name; chance and rows beside a variant have no runs
+    variant: str,  # A name; chance and reference rows have no runs
 ) -> list:  # Lines
-    "Add to the runs of a variant the views and steps of the runs from which their backbones start"
+    "Add the views and steps of the runs from which a variant's backbones start to its runs"
     runs = groups.get(variant, [])
     if not runs or not study.variant(variant).weights:
         return runs
@@ -42,7 +42,7 @@ def from_start(
 
 
 def _check_measured(study, comparison, groups):
-    "Check that the measured values of the settings held equal agree; a `ValueError` names the first that differs"
+    "Check that the measured values of the controlled settings agree; a `ValueError` names the first that differs"
     for k in held_equal(study, comparison):
         got = [
             (f'{a}, seed {l["seed"]}', l['numbers'][_MEASURED[k]])
@@ -68,7 +68,7 @@ def _row(run, table, question, backbone):
 
 
 def _backbone(line):
-    "Return what the untrained network beside a run depends on"
+    "Return what the untrained network in a run's table depends on"
     recipe = line.get('spec', {}).get('recipe', {})
     return line.get('spec', {}).get('backbone'), *(recipe.get(k) for k in ('visual_depth', 'visual_width', 'size'))
 
@@ -84,7 +84,7 @@ def _floor_score(study, lines, comparison, run):
             if row := _row(l, c.table, c.question, name):
                 return row['value']
         raise ValueError(
-            f'no row {name!r} beside {run["variant"]}, seed {run["seed"]}: set baselines = true for one of the variants'
+            f'no row {name!r} for {run["variant"]}, seed {run["seed"]}: set baselines = true for one of the variants'
         )
     floors = [_row(run, c.table, c.question, run['method'])['chance']]
     if c.table in MODES and c.table != 'text_only':
@@ -97,8 +97,8 @@ def _floor_score(study, lines, comparison, run):
 # %% ../../nbs/studies/36_judging.ipynb #1344f984
 def unstable_run(
     line: dict,  # A run or a fine-tuning
-) -> str:  # '' for a training without trouble
-    "Say what went wrong in the training of a line"
+) -> str:  # '' for a training without problems
+    "Describe the problems in the training of a line"
     if line['kind'] == 'diverged':
         return line['error']
     if 'unstable' in line:
@@ -107,11 +107,11 @@ def unstable_run(
 
 # %% ../../nbs/studies/36_judging.ipynb #597a241b
 def judge_studies(
-    studies: list,  # (study, its lines), all whose verdicts are printed together
-) -> list:  # Of each study a list of dicts as `judge` and `correct` give them, with `unstable` and `added`
-    """Judge all comparisons of some studies by the lines that they have so far, as one family for Holm's correction
+    studies: list,  # (study, its lines), for all studies whose verdicts are printed together
+) -> list:  # For each study a list of dicts from `judge` and `correct`, with `unstable` and `added`
+    """Judge all comparisons of some studies by their lines so far, as one family for Holm's correction
 
-    One that was not run, or cannot be judged, has no numbers: its verdict says why, and it counts as not found
+    A comparison that was not run, or cannot be judged, has no numbers; its verdict says why, and it counts as not found
     """
     out = []
     for study, lines in studies:
@@ -124,8 +124,8 @@ def judge_studies(
 
 
 def judge_study(
-    study: Study,  # Its comparisons
-    lines: list,  # Of its file
+    study: Study,  # The study
+    lines: list,  # Lines of its file
 ) -> list:  # Dicts, see `judge_studies`
     "Judge all comparisons of a study, as one family for Holm's correction"
     return judge_studies([(study, lines)])[0]
@@ -154,23 +154,23 @@ def _side(study, c, name, runs, lines):
 
 
 def _scores_of(study, c, name, lines):
-    "Return the validation scores of a side: number of the rate -> of each seed"
+    "Return the validation scores of a side: number of the rate -> score of each seed"
     return validation_scores(study, runs_by_rate(study, lines, name, **_fine_tuning_of(c)))
 
 
 def _grid(study, c, name):
-    "Return the learning rates of a side that the comparison looks at"
+    "Return the learning rates of a side that the comparison considers"
     return study.finetune.grid if c.table in TASK_TABLES else study.grid(study.variant(name))
 
 
 def _diverged(lines, c, name):
-    "Return the rates at which a side diverged: those of the fine-tuning where the comparison is about one"
+    "Return the rates at which a side diverged; those of the fine-tuning if the comparison is about one"
     job = dict(task=None) | _fine_tuning_of(c)
     return {l['rate'] for l in matching(lines, kind='diverged', variant=name, **job)}
 
 
 def _rates_due(study, lines, c, name):
-    "Return the numbers of the rates that a side must have: those of the file, and those by which the grid grows"
+    "Return the numbers of the rates that a side must have: those of the file, and those added to the grid"
     n = len(_grid(study, c, name))
     if n == 1:
         return range(1)
@@ -190,7 +190,7 @@ def _rates_due(study, lines, c, name):
 
 
 def _missing(study, c, name, by_rate, lines):
-    "List the runs of a side that are not there yet: at each rate that is due, unless one diverged there"
+    "List the missing runs of a side: at each required rate, unless one diverged there"
     grid = _grid(study, c, name)
     due = _rates_due(study, lines, c, name)
     gone = _diverged(lines, c, name) & {*due}
@@ -209,7 +209,7 @@ def _missing(study, c, name, by_rate, lines):
 
 
 def _missing_floors(study, c, names, runs, lines):
-    "List the fine-tunings without the image that are not there yet, and that the floor of a comparison needs"
+    "List the missing fine-tunings without the image that the floor of a comparison needs"
     if c.table not in MODES or c.table == 'text_only':
         return []
     task = _fine_tuning_of(c)['task']
@@ -284,7 +284,7 @@ def _at_rates(study, c, runs, lines):
 
 
 def _aligned(by_rate, rates, seeds):
-    "Arrange validation scores by rate and seed (r,s); a rate at which a side diverged is far below all others"
+    "Arrange validation scores by rate and seed (r,s); a rate at which a side diverged gets a very low score"
     worst = min(v.min() for v in by_rate.values()) - 1e3
     return np.array([by_rate.get(r, np.full(seeds, worst)) for r in rates])
 
@@ -304,16 +304,16 @@ def _lead(study, lines, c, run):
     if floor is None:
         return None
     (row,) = metric_rows([run], c.question, c.table)
-    return (-1 if 'rank' in c.question else 1) * (row['value'] - floor)  # of a rank the lower one is better
+    return (-1 if 'rank' in c.question else 1) * (row['value'] - floor)  # a lower rank is better
 
 
 def _best(study, c, chosen_by, sides, rates, common):
-    "Choose the best rate of each side; and the standard error of the difference, with the choice"
+    "Choose the best rate of each side; return also the standard error of the difference, with the choice"
     names = list(sides)
     shape = len(rates), len(study.seeds)
 
     def values(name, backbone=None, field='value'):
-        "Test scores of a side, or of a row beside it, at each rate and seed; 0 where it diverged"
+        "Test scores of a side, or of a reference row, at each rate and seed; 0 where it diverged"
         out = np.zeros(shape)
         for i, r in enumerate(rates):
             if len(sides[name].get(r, [])) == shape[1]:
@@ -349,14 +349,14 @@ def _has_answer(line, c):
 
 
 def _fine_tuning_of(c):
-    "Return `task` and `mode` of the fine-tuning that a comparison is about; {} for a comparison of runs"
+    "Return `task` and `mode` of the fine-tuning in a comparison; {} for a comparison of runs"
     if c.table not in TASK_TABLES:
         return {}
     return dict(task=c.question.split(',')[0], mode='full' if c.table == 'drift' else c.table)
 
 
 def _reason(lines, variant, seed, c, *, rate):
-    "Explain why a run or a result is missing, as far as it is known"
+    "Explain why a run or a result is missing, if the reason is known"
     own = matching(lines, variant=variant, seed=seed, rate=rate)
     if any(l['kind'] == 'run' for l in own) and c.table not in TASK_TABLES:
         return f': no {c.question!r} in {c.table!r}'
@@ -369,14 +369,14 @@ def _reason(lines, variant, seed, c, *, rate):
 # %% ../../nbs/studies/36_judging.ipynb #4e89c468
 def unstable_partner(
     line: dict,  # A run
-    name: str,  # A row beside it, such as supervised
-) -> str:  # '' for a training without trouble, or no training
-    "Say what went wrong in the training of a baseline"
+    name: str,  # Name of a baseline in its table, such as supervised
+) -> str:  # '' for a training without problems, or no training
+    "Describe the problems in the training of a baseline"
     return unstable_text((line['numbers'].get('warnings') or {}).get(name), 0)
 
 
 def _warnings(study, c, runs, lines):
-    "Side of a comparison -> warnings about the trainings it rests on: its own, its source's, a baseline's"
+    "Map each side of a comparison to warnings about the trainings it relies on: its own, its source's, a baseline's"
     found = {}
     for name in (c.treatment, c.control):
         if name not in runs:
@@ -393,7 +393,7 @@ def _warnings(study, c, runs, lines):
             ]
     if c.control[:1] == '@':
         found[c.control] = [
-            f'beside {c.treatment}, seed {l["seed"]}: {text}'
+            f'next to {c.treatment}, seed {l["seed"]}: {text}'
             for l in runs.get(c.treatment, [])
             if (text := unstable_partner(l, c.control[1:]))
         ]

@@ -88,7 +88,7 @@ def comparison_rows(
                 'verdict': r['verdict'],
                 'after Holm': r.get('corrected', '–'),
                 'paper': paper,
-                'seeds it would take': needed,
+                'seeds needed': needed,
             }
         )
     return described
@@ -113,10 +113,10 @@ def comparison_rate_rows(
 
 # %% ../../nbs/studies/40_report.ipynb #38077236
 def score_rows(
-    study: Study,  # Its variants
-    lines: list,  # Of its file
+    study: Study,  # The study, for its variants
+    lines: list,  # Lines of its file
     table: str = 'table',  # Which table of the runs: table or where
-) -> list:  # Dicts of text, a column for each variant
+) -> list:  # Dicts of text, with a column for each variant
     "Build a row for each question: mean over seeds (lowest to highest)"
     groups = {a: ls for a, ls in runs_by_variant(study, lines).items() if ls}
     got = {}
@@ -136,15 +136,15 @@ def score_rows(
 
 # %% ../../nbs/studies/40_report.ipynb #ff33a2df
 def _cell(rows):
-    "Mean and half of the 95 % interval over seeds and test scenes, and how many seeds; `rows`: one of each seed"
+    "Mean and half of the 95 % interval over seeds and test scenes, and the number of seeds; `rows`: one per seed"
     if not rows:
         return 'not run'
     mean, half = _mean_and_half(rows)
-    return f'{mean:.1f} ± {half:.1f} ' + (f'({len(rows)} seeds)' if len(rows) > 1 else '(1 seed, scenes alone)')
+    return f'{mean:.1f} ± {half:.1f} ' + (f'({len(rows)} seeds)' if len(rows) > 1 else '(1 seed, scenes only)')
 
 
 def _mean_and_half(rows):
-    "Mean of a score over seeds and half of its 95 % interval, over seeds and test scenes; for one seed over scenes"
+    "Mean of a score and half of its 95 % interval, over seeds and test scenes; for one seed over scenes"
     values = [r['value'] for r in rows]
     draws = [r['draws'] for r in rows]
     if len(rows) == 1:
@@ -160,8 +160,8 @@ def _task_scores(runs, task, mode):
 
 
 def task_rows_of(
-    study: Study,  # With `finetune`
-    lines: list,  # Of its file
+    study: Study,  # A study with `finetune`
+    lines: list,  # Lines of its file
     mode: str,  # One of `MODES`
 ) -> list:  # Dicts of text
     "Build a row for each variant: every task with its interval and number of seeds, or not run"
@@ -198,8 +198,8 @@ def task_rows_of(
 
 # %% ../../nbs/studies/40_report.ipynb #57e9b89f
 def rate_rows(
-    study: Study,  # Its grids
-    lines: list,  # Of its file
+    study: Study,  # The study, for its grids
+    lines: list,  # Lines of its file
 ) -> list:  # Dicts of text
     "Build a row for each variant, or fine-tuning, and learning rate: its mean validation score; the best is marked"
     out = []
@@ -234,10 +234,10 @@ def _seconds(v):
 
 # %% ../../nbs/studies/40_report.ipynb #0ffa1e73
 def cost_rows(
-    study: Study,  # Its variants
-    lines: list,  # Of its file
+    study: Study,  # The study, for its variants
+    lines: list,  # Lines of its file
 ) -> list:  # Dicts of text
-    "Build a row of costs for each variant: image views, images a second, time of its runs at all rates"
+    "Build a row of costs for each variant: image views, images per second, time of its runs at all rates"
     out = []
     for a in (v.name for v in study.variants):
         runs = [l for by_rate in runs_by_rate(study, lines, a).values() for l in by_rate]
@@ -247,16 +247,16 @@ def cost_rows(
             tasks = matching(lines, kind='task', variant=a)
             more = {
                 'fine-tunings': str(len(tasks)),
-                'fine-tunings in all': _seconds(sum(sum(l['seconds'].values()) for l in tasks)),
+                'all fine-tunings': _seconds(sum(sum(l['seconds'].values()) for l in tasks)),
             }
         out.append(
             {
                 'variant': _marked(a, runs),
                 'runs': str(len(runs)),
-                'image views a run': _spread_of([l['numbers']['views'] for l in runs], 0),
-                'images a second': _spread_of([l['numbers']['images_per_second'] for l in runs], 0),
+                'image views per run': _spread_of([l['numbers']['views'] for l in runs], 0),
+                'images per second': _spread_of([l['numbers']['images_per_second'] for l in runs], 0),
                 'training': _seconds(sum(trained)),
-                'runs in all': _seconds(sum(sum(l['seconds'].values()) for l in runs)),
+                'all runs': _seconds(sum(sum(l['seconds'].values()) for l in runs)),
                 **more,
             }
         )
@@ -264,14 +264,14 @@ def cost_rows(
 
 
 def study_notes(
-    study: Study,  # Its variants and seeds
-    lines: list,  # Of its file
+    study: Study,  # The study, for its variants and seeds
+    lines: list,  # Lines of its file
 ) -> list:  # Sentences
-    "Explain the daggers, in which facts the lines differ, and what of the file was changed since"
+    "Explain the daggers, which facts differ between lines, and what has changed in the file"
     bad = [(line_name(l), unstable_run(l)) for l in lines if l['kind'] in ('run', 'task', 'diverged')]
     baselines = dict.fromkeys((c.control[1:], c.treatment) for c in study.comparisons if c.control[:1] == '@')
     bad += [
-        (f'{b} beside {line_name(l)}', unstable_partner(l, b))
+        (f'{b} with {line_name(l)}', unstable_partner(l, b))
         for b, a in baselines
         for l in matching(lines, kind='run', variant=a)
     ]
@@ -286,7 +286,7 @@ def show_comparisons(
     rows: list,  # From `judge_study`
     width: float = 7.5,  # Inches
 ) -> plt.Figure:  # The figure; None if there is no verdict yet
-    "Differences with intervals, seeds and margin: replicates green, reversed or different red, equivalent blue"
+    "Draw differences with intervals, seeds and margin: replicates green, reversed or different red, equivalent blue"
     rows = [r for r in rows if 'p' in r]
     if not rows:
         return None
@@ -311,11 +311,11 @@ def show_comparisons(
 
 
 def show_shares(
-    study: Study,  # Its variants
-    lines: list,  # Of its file
+    study: Study,  # The study, for its variants
+    lines: list,  # Lines of its file
     width: float = 7.5,  # Inches
 ) -> plt.Figure:  # A panel for each task; None for a study without modes such as share_10
-    "Scores over the share of the labelled images that a variant was fine-tuned on, each at its best rate"
+    "Draw scores over the fraction of labelled images used for fine-tuning, each at its best rate"
     shares = {m: 100 * p.get('share', 1.0) for m, p in MODES.items() if m == 'full' or 'share' in p}
     panels = {}
     for a, runs in runs_by_variant(study, lines).items():
@@ -342,10 +342,10 @@ def show_shares(
 
 
 def curve_drawings(
-    study: Study,  # Its variants
-    lines: list,  # Of its file
+    study: Study,  # The study, for its variants
+    lines: list,  # Lines of its file
 ) -> list:  # SVG drawings, one for each method
-    "Held-out loss of all runs; losses of different methods are not comparable and are drawn in separate panels"
+    "Draw the held-out loss of all runs, in separate panels for methods, whose losses are not comparable"
     groups = {a: ls for a, ls in runs_by_variant(study, lines).items() if ls}
     out = []
     for m in dict.fromkeys(ls[0]['method'] for ls in groups.values()):
@@ -370,7 +370,7 @@ def curve_drawings(
 def rows_markdown(
     rows: list,  # Dicts of text with the same keys
 ) -> str:  # A table in Markdown; '' for no rows
-    "Rows as a table for a notebook or a README"
+    "Format rows as a table for a notebook or a README"
     if not rows:
         return ''
     cells = [rows[0], ['---'] * len(rows[0]), *(r.values() for r in rows)]
@@ -379,25 +379,25 @@ def rows_markdown(
 
 def run_count(
     study: Study,  # The study
-    lines: list,  # Of its file
+    lines: list,  # Lines of its file
 ) -> str:
-    "Say how many of the runs that the file of a study plans there are, and how many at rates that were added"
+    "Say how many of the runs planned in a study's file exist, and how many at added rates"
     rates = {a.name: len(study.grid(a)) for a in study.variants}
     return _count_text(study, lines, 'run', 'runs', rates, sum(rates.values()))
 
 
 def task_count(
-    study: Study,  # With `finetune`
-    lines: list,  # Of its file
+    study: Study,  # A study with `finetune`
+    lines: list,  # Lines of its file
 ) -> str:
-    "Say how many of the fine-tunings that the file of a study plans there are, and how many at rates that were added"
+    "Say how many of the fine-tunings planned in a study's file exist, and how many at added rates"
     rates = dict.fromkeys((a.name for a in study.variants), len(study.finetune.grid))
     planned = sum(len(study.jobs(a)) * rates[a.name] for a in study.variants)
     return _count_text(study, lines, 'task', 'fine-tunings', rates, planned)
 
 
 def _count_text(study, lines, kind, what, rates, planned):
-    "Count results at the rates of the file, of which there are `planned` for each seed, and at others"
+    "Count results at the rates of the file, `planned` for each seed, and at added rates"
     done = [l for l in lines if l['kind'] == kind and l['seed'] in study.seeds]
     added = sum(not 0 <= l['rate'] < rates[l['variant']] for l in done)
     text = f'{len(done) - added} of {planned * len(study.seeds)} {what}'
@@ -434,16 +434,16 @@ def _facts(study, lines):
 
 _EXPLAIN = dict(
     verdicts='Differences in percentage points, over paired seeds and shared redraws of the test images. Holm corrects '
-    "p for the number of comparisons. Seeds it would take: to resolve a difference of the paper's size, or "
-    'of the margin, where the paper has a tie.',
+    "p for the number of comparisons. Seeds needed: to resolve a difference of the paper's size, or "
+    'of the margin, if the paper reports a tie.',
     scores='Percent; mean over seeds (lowest to highest).',
-    evaluated='R@k in percent, median ranks as they are; mean over seeds (lowest to highest).',
+    evaluated='R@k in percent, median ranks; mean over seeds (lowest to highest).',
     tasks='Percent; mean over seeds, and half of its 95 % interval over seeds and test images.',
     rates='Each variant is trained at all rates with all seeds: mean validation scores, the best one is marked. Where '
-    'it was the last one of the grid, the grid has grown.',
+    'it was the last one of the grid, the grid was extended.',
     common='A difference is a verdict only if it holds at the best rates and at every common rate at which both '
     'sides learned: were ahead of the untrained network, the text alone or the constant answer in every run.',
-    cost='Image views count the images of the batches. A method with two views of each of them, such as MCT, '
+    cost='Image views count the images of the batches. A method with two views of each image, such as MCT, '
     'computes twice as many.',
 )
 
@@ -455,7 +455,7 @@ _MODE_NAMES |= {m: f'Tasks, from {round(100 * p["share"])} % of the images' for 
 
 
 def _score_tables(study, lines):
-    "Title -> rows and what they show: probes, attention, evaluations that can be compared, tasks; none is empty"
+    "Title -> rows and explanation: probes, attention, evaluations that can be compared, tasks; none is empty"
     tables = {
         'Scores': (score_rows(study, lines), _EXPLAIN['scores']),
         'Where the models look': (score_rows(study, lines, 'where'), _EXPLAIN['scores']),
@@ -470,7 +470,7 @@ def _score_tables(study, lines):
 
 def study_markdown(
     study: Study,  # The study
-    lines: list,  # Of its file
+    lines: list,  # Lines of its file
 ) -> str:  # Headings, tables and notes
     "Format the tables of a study as Markdown"
     judged = judge_study(study, lines)
@@ -488,8 +488,8 @@ def study_markdown(
 # %% ../../nbs/studies/40_report.ipynb #32ec806c
 def study_html(
     study: Study,  # The study
-    lines: list,  # Of its file
-) -> str:  # A whole page
+    lines: list,  # Lines of its file
+) -> str:  # A complete page
     "Make the self-contained page of a study"
     judged = judge_study(study, lines)
     drawn = {'Differences': show_comparisons(judged), 'Few labelled images': show_shares(study, lines)}
@@ -513,7 +513,7 @@ def study_html(
 
 # %% ../../nbs/studies/40_report.ipynb #015553e9
 def _with_file(study, head):
-    "Update a study from its current file; unchanged if that is gone, or holds another study now"
+    "Update a study from its current file; unchanged if the file is gone, or now contains a different study"
     file = Path(study.file)
     if not file.is_file() or file.suffix != '.toml':
         return study
@@ -523,7 +523,7 @@ def _with_file(study, head):
             table = quick_table(table, str(file))
         return with_current_file(study, head, table) if table.get('name') == study.name else study
     except ValueError as e:
-        return replace(study, changed=(*study.changed, f'the file cannot be read any more ({e})'))
+        return replace(study, changed=(*study.changed, f'the file can no longer be read ({e})'))
 
 # %% ../../nbs/studies/40_report.ipynb #195eb160
 def write_study_report(

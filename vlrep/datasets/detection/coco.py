@@ -15,10 +15,10 @@ from ..task_files import find_place
 
 # %% ../../../nbs/datasets/detection/30_coco.ipynb #c9d2b69a
 def read_coco_detection(
-    root: FilePath,  # The folder that holds `annotations/` and the folders of images
+    root: FilePath,  # The folder of `annotations/` and the folders of images
     split: str = 'train2017',  # Name of the folder of images, and end of the name of the file
     *,
-    max_corrupt: int | float | str = None,  # How many images may be absent and annotations wrong, see `detection_set`
+    max_corrupt: int | float | str = None,  # How many images may be missing and annotations wrong, see `detection_set`
 ) -> DetectionSet:  # Images in the order of the file
     "Read the objects of COCO's photos; a `ValueError` names what is missing or wrong"
     file = f'instances_{split}.json'
@@ -28,8 +28,8 @@ def read_coco_detection(
 
 # %% ../../../nbs/datasets/detection/30_coco.ipynb #815f8cda
 def write_coco_detection(
-    data: DetectionSet,  # The names of its images end in a suffix that Pillow knows
-    root: FilePath,  # A folder; it may hold other splits
+    data: DetectionSet,  # The set; its image names end in a suffix that Pillow knows
+    root: FilePath,  # A folder; it may contain other splits
     split: str = 'train2017',  # Name of the folder of images, and end of the name of the file
 ) -> int:  # How many images were written
     "Write a detection set in COCO's layout"

@@ -14,7 +14,7 @@ from .detection_set import DetectionSet, detection_set
 
 # %% ../../../nbs/datasets/detection/40_lvis.ipynb #bc9f010d
 def _photo(row, root):
-    "Name of a photo below the folder of COCO, '' if the row says nothing"
+    "Name a photo below the folder of COCO; '' if the row has no name"
     url = row.get('coco_url')
     if isinstance(url, str) and url.count('/') > 1:
         return '/'.join(url.split('/')[-2:])
@@ -29,9 +29,9 @@ def _photo(row, root):
 
 def read_lvis(
     annotations: FilePath,  # A file such as lvis_v1_train.json or lvis_v0.5_val.json
-    root: FilePath,  # The folder of COCO's images, which holds train2017/ and val2017/
+    root: FilePath,  # The folder of COCO's images, which contains train2017/ and val2017/
     *,
-    max_corrupt: int | float | str = None,  # How many images may be absent and annotations wrong, see `detection_set`
+    max_corrupt: int | float | str = None,  # How many images may be missing and annotations wrong, see `detection_set`
 ) -> DetectionSet:  # With all keys of LVIS; `file_name` is relative to `root`
     "Read LVIS of version 0.5 or 1; a `ValueError` names what is missing or wrong"
     path = Path(annotations)

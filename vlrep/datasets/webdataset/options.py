@@ -22,8 +22,8 @@ class WebdatasetOptions(PhotoOptions):
     "Options of a dataset of shards: how they are read and split"
 
     window: Int(0, 10**6) = 10  # Shards whose samples are shuffled together; 0: all of them
-    bucket: Int(0, 10**6) = 0  # Batches that are sorted by length of caption together; 0: not sorted
-    corrupt: UnitInterval = 0.0  # Share of the shards that may be missing or cut off
+    bucket: Int(0, 10**6) = 0  # Number of batches that are sorted by caption length together; 0: not sorted
+    corrupt: UnitInterval = 0.0  # Fraction of the shards that may be missing or truncated
     image_extension: str = ''  # File extension of the photos, after the first dot of the name (default: jpg, jpeg, ...)
     caption_key: str = ''  # Key of the captions in JSON files (default: .txt files, else captions, caption, text)
 
@@ -33,7 +33,7 @@ _PART_NAMES = dict(train='train', val='valid', valid='valid', validation='valid'
 
 
 def _part_name(path):
-    "Find the word in the name of a shard's folder, or in its own, that names its part; '' unless just one"
+    "Find the word in the name of a shard's folder, or in its own, that names its part; '' unless there is exactly one"
     if path.parent.name.lower() in _PART_NAMES:
         return path.parent.name.lower()
     found = set(re.findall('[a-z]+', path.stem.lower())) & _PART_NAMES.keys()
@@ -44,7 +44,7 @@ def shard_parts(
     root: FilePath,  # A folder, a tar file, or names with braces or `*`
     missing: float = 0.0,  # As for `find_shards`
 ) -> dict:  # Name of the part -> paths; all of them under '' if they are not split
-    "Find the shards that are meant; a `ValueError` names those that are not there"
+    "Find the shards of each part; a `ValueError` names those that are missing"
     from vlrep.data.shards import find_shards  # imports PyTorch
 
     root = Path(root)
@@ -71,7 +71,7 @@ class ShardsBuilder(DatasetBuilder):
         self,
         root: FilePath,  # A folder, a tar file, or names with braces or `*`, or None
     ) -> None:
-        "Raise a `ValueError` if no root is given, or it holds no shards"
+        "Raise a `ValueError` if no root is given, or it contains no shards"
         if root is None:
             return super().check_root(root)
         with warnings.catch_warnings():
@@ -85,7 +85,7 @@ class ShardsBuilder(DatasetBuilder):
         self,
         root: FilePath,  # A folder, a tar file, or names with braces or `*`
         size: int = 64,  # As for `open`
-        options: object = None,  # Which file of a sample is the photo, how many may be damaged; by default its own
+        options: object = None,  # Which file of a sample is the photo, how many may be damaged; the defaults if None
         max_corrupt: int | float | str = None,  # Samples that may be unreadable, see `corrupt_limit`
     ) -> 'ImageTextDataset':  # None if the shards come with their own split
         "Read all images into one dataset, with captions, narratives and labels"

@@ -23,7 +23,7 @@ from .options import WebdatasetOptions, shard_parts
 
 # %% ../../../nbs/datasets/webdataset/20_reader.ipynb #5ad20005
 def _counted(counts, end):
-    "Write a sentence for each thing that was counted, with the first few names"
+    "Write a sentence for each count, with the first few names"
     lines = []
     for what, (n, some) in counts.items():
         names = ', '.join(some[:3])
@@ -41,7 +41,7 @@ def _check_index(index, name, max_corrupt):
 
     shards = len(index.shards)
     if index.cut:
-        warn(f'{len(index.cut)} of {shards} shards are damaged, what is whole in them is used: {some_of(index.cut, 2)}')
+        warn(f'{len(index.cut)} of {shards} shards are damaged, their intact samples are used: {some_of(index.cut, 2)}')
     lost = sum(n for n, _ in index.left_out.values())
     total = lost + len(index)
     left_out = {f'of {total:,} samples {k}': v for k, v in index.left_out.items()}
@@ -67,8 +67,8 @@ def read_webdataset(
     root: FilePath,  # A folder, a tar file, or names with braces or `*`
     size: int = 256,  # Images are fitted into squares of this side
     *,
-    corrupt: float = 0.0,  # Part of the shards that may be missing or cut off: what is whole in them is used
-    max_corrupt: int | float | str = None,  # Samples that may be unreadable, a number or a share, see `corrupt_limit`
+    corrupt: float = 0.0,  # Fraction of the shards that may be missing or truncated; their intact samples are used
+    max_corrupt: int | float | str = None,  # Number or fraction of unreadable samples allowed, see `corrupt_limit`
     image_extension: str = '',  # Which file of a sample is the photo, see `choose_files`
     caption_key: str = '',  # Where the captions are, see `read_sidecar`
     **kw,  # As for `ShardDataset`: labels, narratives, window, bucket, split
@@ -82,16 +82,16 @@ def read_webdataset(
 
 # %% ../../../nbs/datasets/webdataset/20_reader.ipynb #5ad20006
 def build_webdataset(
-    builder: DatasetBuilder,  # That of shards
-    options: WebdatasetOptions,  # The shares count where the shards are not split
+    builder: DatasetBuilder,  # The builder of shards
+    options: WebdatasetOptions,  # Its fractions count if the shards are not split
     root: FilePath,  # A folder, a tar file, or names with braces or `*`
     *,
     size: int,  # Longer side of the stored images
     wanted: frozenset,  # Narratives and labels are read only if they are among these
-    log: Callable,  # Called with what is left out
+    log: Callable,  # Called with messages on what is left out
     max_corrupt: int | float | str = None,  # Samples that may be unreadable, as for `read_webdataset`
 ) -> dict:  # Datasets `train`, `valid`, `test`
-    "Shards in three parts: their own, or a split"
+    "Open shards in three parts: by their own split, or by a hash"
     with logged_warnings(log):
         found = shard_parts(root, options.corrupt)
         folders = {k: paths for k, paths in found.items() if k}
@@ -126,14 +126,14 @@ def make_shards(
     data: str,  # One of `DATASETS`
     root: FilePath = None,  # Where the data is
     out: FilePath = 'shards',  # A new folder
-    per_shard: int = 1000,  # Images a shard
+    per_shard: int = 1000,  # Images per shard
     *,
-    seed: int = None,  # Write the images in an order drawn from this; by default in their own
-    size: int = 64,  # Side in pixels of images that are drawn; files are copied as they are
-    options: object = None,  # Sizes of data that is drawn, columns of a table; its own by default
-    split: str = 'auto',  # Of `SPLITS`: a split that comes with the data is kept, in three folders; hash: none is
+    seed: int = None,  # Write the images in a random order with this seed; by default in their original order
+    size: int = 64,  # Side in pixels of images that are drawn; files are copied unchanged
+    options: object = None,  # Sizes of data that is drawn, columns of a table; the dataset's defaults if None
+    split: str = 'auto',  # One of `SPLITS`: a split that comes with the data is kept, in three folders; hash: it is not
     max_corrupt: int | float | str = None,  # How many photos and rows may be missing or unusable, see `corrupt_limit`
-    log: Callable = print,  # Called with each shard, and with what is left out
+    log: Callable = print,  # Called with each shard, and with messages on what is left out
 ) -> list:  # Paths of the shards
     "Write any dataset as shards; a `ValueError` says what is wrong with it"
     builder = DATASETS[data]
@@ -141,7 +141,7 @@ def make_shards(
     builder.check_root(root)
     if not builder.provides & {'captions', 'narratives', 'labels'}:
         raise ValueError(
-            f'--data {data}: has {", ".join(sorted(builder.provides))} alone, and shards hold captions, '
+            f'--data {data}: has {", ".join(sorted(builder.provides))} only, and shards hold captions, '
             f'narratives and labels'
         )
     check_new_folder(out)

@@ -50,7 +50,7 @@ RANGES = {s: range(i * _each, (i + 1) * _each) for i, s in enumerate(('train', '
 
 def scene_number(
     split: str,  # train, valid or test
-    index: int,  # Which of its scenes
+    index: int,  # Index of the scene
 ) -> int:  # The scene's number in the whole world
     "Find the number of scene `index` of `split`; a `ValueError` names the range it must lie in"
     if split not in RANGES:
@@ -102,13 +102,13 @@ def _record(a, split, index, captions, image=None):
 
 def scene(
     split: str,  # train, valid or test
-    index: int,  # Which scene of the split
-    size: int = 48,  # Side of the picture in pixels
+    index: int,  # Index of the scene in the split
+    size: int = 48,  # Side of the image in pixels
     shifted: bool = False,  # From the shifted world?
-    draw: bool = True,  # With a picture? Annotations alone are quicker
+    draw: bool = True,  # Draw the image? Annotations alone are faster
     *,
-    with_: str | list | tuple = (),  # Further annotations: names out of EXTRAS
-    difficulty: Difficulty = _usual,  # How hard
+    with_: str | list | tuple = (),  # Further annotations: names from EXTRAS
+    difficulty: Difficulty = _usual,  # How hard the world is
 ) -> Record:  # image (size,size,3) uint8, captions, tags, boxes, objects (farthest first), setting
     "Make one scene: a pure function of the arguments"
     number = scene_number(split, index)
@@ -130,7 +130,7 @@ _colors = tuple(COLORS)
 def cell_of(
     box: tuple,  # x0 y0 x1 y1 in [0,1]
 ) -> int:  # 0 top left to 8 bottom right, row by row
-    "Find the cell of a 3x3 grid that the middle of the box lies in"
+    "Find the cell of a 3x3 grid that contains the centre of the box"
     x = (box[0] + box[2]) / 2
     y = (box[1] + box[3]) / 2
     return 3 * min(int(3 * y), 2) + min(int(3 * x), 2)
@@ -167,7 +167,7 @@ def scene_labels(
     return out
 
 # %% ../../../nbs/datasets/world/50_dataset.ipynb #9406ad19
-_TEXTS = 'annotations', 'captions', 'more'  # files of text; the last has further annotations
+_TEXTS = 'annotations', 'captions', 'more'  # text files; the last has further annotations
 
 
 def _tight(x):
@@ -180,7 +180,7 @@ def _pixels(with_):
 
 
 def _part(folder, k, lo, hi, what):
-    "Draw rows `lo` to `hi` of `what`, part `k`, into the arrays under `folder`; yields once a scene"
+    "Draw rows `lo` to `hi` of `what`, part `k`, into the arrays under `folder`; yield once per scene"
     folder = Path(folder)
     d = Difficulty(**what['difficulty'])
     size = what['size']
@@ -209,7 +209,7 @@ def _part(folder, k, lo, hi, what):
 
 # %% ../../../nbs/datasets/world/50_dataset.ipynb #66d7f427
 def _part_main(job):
-    "Draw a helper process's share of scenes, and write to stdout now and then how many are drawn"
+    "Draw a helper process's part of the scenes, and report the number drawn to stdout now and then"
     ticks = _part(*job)
     try:
         while some := sum(itertools.islice(ticks, 64)):
@@ -232,7 +232,7 @@ def _ended(code, log):
 
 # %% ../../../nbs/datasets/world/50_dataset.ipynb #c04e020a
 def _processes(folder, jobs):
-    "Draw each job's share in a Python of its own; yields once a scene"
+    "Draw the part of each job in a separate Python process; yield once per scene"
     r, w = os.pipe()
     env = dict(os.environ, PYTHONPATH=os.pathsep.join(p or os.getcwd() for p in sys.path), OMP_NUM_THREADS='1')
     logs = [tempfile.TemporaryFile() for _ in jobs]
@@ -273,7 +273,7 @@ def _room(folder, n, pixels):
 
 
 def _arrays(folder, what):
-    "Make the files for the pixels of `what` in `folder`; their names"
+    "Make the files for the pixels of `what` in `folder`; return their names"
     n = what['n']
     size = what['size']
     shapes = {p: (n, size, size) if p == 'masks' else (n, size, size, 3) for p in _pixels(what['with'])}
@@ -284,7 +284,7 @@ def _arrays(folder, what):
 
 # %% ../../../nbs/datasets/world/50_dataset.ipynb #63757404
 def _draw(folder, what, workers):
-    "Draw the scenes that `what` describes, with all that is known about them, into the empty `folder`"
+    "Draw the scenes that `what` describes, with all annotations, into the empty `folder`"
     n = what['n']
     folder = Path(folder)
     _arrays(folder, what)
@@ -309,20 +309,20 @@ _modules = 'primitives objects layout captions masks narratives questions annota
 
 @functools.lru_cache(None)
 def world_version() -> str:  # 12 hexadecimal digits
-    "Hash the code that makes the world; comments do not count"
+    "Hash the code that makes the world; comment lines do not count"
     names = [f'vlrep.datasets.world.{m}' for m in _modules]
     text = [importlib.util.find_spec(m).loader.get_source(m) for m in names]
     lines = [l for t in text for l in t.splitlines() if l.strip() and not l.lstrip().startswith('#')]
     return hashlib.sha256('\n'.join(lines).encode()).hexdigest()[:12]
 
 # %% ../../../nbs/datasets/world/50_dataset.ipynb #a5eb3608
-_few = 1500  # more scenes are drawn by two helping processes
+_few = 1500  # more scenes are drawn by two helper processes
 
 
 def _clear_stale(cache):
-    """Remove what killed processes have left in the cache, half drawn or replaced
+    """Remove what killed processes have left in the cache, unfinished or replaced
 
-    What is being drawn is locked, and stays
+    Sets that are being drawn are locked, and stay
     """
     for p in cache.glob('.*'):
         if p.suffix not in ('.tmp', '.old') or not p.is_dir():
@@ -337,14 +337,14 @@ def _clear_stale(cache):
 
 # %% ../../../nbs/datasets/world/50_dataset.ipynb #63757401
 def _place(what):
-    "Name of the folder for the set that `what` describes"
+    "Name the folder of the set that `what` describes"
     code = hashlib.sha256(json.dumps(what).encode()).hexdigest()[:12]
     first = _prefix(what['split'], what['shifted'])
     return f'{first}-{what["start"]}-{what["n"]}-{what["size"]}px-{code}'
 
 
 def _larger(cache, what):
-    "Find a whole set in the cache that begins with the scenes that `what` describes, or return None"
+    "Find a complete set in the cache that begins with the scenes that `what` describes, or return None"
     begin, _, size, _ = _place(what).rsplit('-', 3)
     for n in sorted({int(p.name.rsplit('-', 3)[1]) for p in cache.glob(f'{begin}-*-{size}-*') if p.is_dir()}):
         p = cache / _place({**what, 'n': n})
@@ -371,7 +371,7 @@ def _cut(folder, what, larger):
 
 # %% ../../../nbs/datasets/world/50_dataset.ipynb #63757405
 def _make(folder, what):
-    "Draw the set in `folder`, or cut it from a larger one, unless another process has it ready when the lock is ours"
+    "Draw the set in `folder`, or copy it from a larger one, unless another process has done so before we get the lock"
     _clear_stale(folder.parent)
     with locked(folder.with_name(folder.name + '.lock'), f'the cache of the world {folder}', timeout=1200):
         damage = folder_damage(folder)
@@ -388,7 +388,7 @@ def _make(folder, what):
 
 # %% ../../../nbs/datasets/world/50_dataset.ipynb #dfa36536
 def _row(i, *, annotations, captions, more, split, start, pixels):
-    "Make the record of row `i`, without its image; another process can be sent it"
+    "Make the record of row `i`, without its image; the function can be sent to another process"
     r = _record(json.loads(annotations[i][0]), split, start + int(i), captions[i])
     own = {p: np.array(a[i]) for p, a in pixels.items()}
     return add_extras(r, json.loads(more[i][0]), own.get('masks'), own.get('counterpart'))
@@ -396,14 +396,14 @@ def _row(i, *, annotations, captions, more, split, start, pixels):
 
 def world(
     split: str,  # train, valid or test
-    n: int,  # How many scenes
-    size: int = 48,  # Side of the pictures in pixels
+    n: int,  # Number of scenes
+    size: int = 48,  # Side of the images in pixels
     shifted: bool = False,  # From the shifted world?
-    start: int = 0,  # Index of the first
+    start: int = 0,  # Index of the first scene
     *,
-    with_: str | list | tuple = (),  # Further annotations: names out of EXTRAS
-    difficulty: Difficulty = _usual,  # How hard
-) -> ArrayDataset:  # With the labels of `scene_labels`; rows as `scene` gives them
+    with_: str | list | tuple = (),  # Further annotations: names from EXTRAS
+    difficulty: Difficulty = _usual,  # How hard the world is
+) -> ArrayDataset:  # With the labels of `scene_labels`; rows as from `scene`
     "Open scenes `start` to `start+n` of `split`, drawn once and then read from the cache"
     with_ = chosen_extras(with_)
     if n < 1:

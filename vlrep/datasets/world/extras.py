@@ -27,12 +27,12 @@ EXTRAS = (
     'genre',
     'counterpart',
 )
-PIXELS = ('masks', 'counterpart')  # of these, what has pixels
+PIXELS = ('masks', 'counterpart')  # those that contain pixels
 
 
 def chosen_extras(
-    with_: str | list | tuple = (),  # Names out of EXTRAS, or one name
-) -> tuple:  # The same, each once, in the order of EXTRAS
+    with_: str | list | tuple = (),  # Names from EXTRAS, or one name
+) -> tuple:  # The same names, each once, in the order of EXTRAS
     "Order the requested annotations; a `ValueError` names an unknown one"
     names = (with_,) if isinstance(with_, str) else tuple(with_)
     for n in names:
@@ -54,20 +54,20 @@ _make = dict(
 
 
 def extras(
-    scene: dict,  # Annotation, as `layout` gives it
+    scene: dict,  # Annotation from `layout`
     captions: list,  # Its captions, to be paraphrased
-    *key,  # What makes these different from others, e.g. the scene's number
-    with_: str | list | tuple = EXTRAS,  # Names out of EXTRAS
-    difficulty: Difficulty = Difficulty(),  # Its noise in tags and traces counts here
+    *key,  # Identifies the annotations, e.g. the scene's number
+    with_: str | list | tuple = EXTRAS,  # Names from EXTRAS
+    difficulty: Difficulty = Difficulty(),  # Determines the noise in tags and traces
 ) -> dict:  # Name -> plain data, ready for JSON; no masks, which are pixels
     "Make further annotations of a scene, as plain data"
     return {n: _make[n](scene, captions, key, difficulty) for n in chosen_extras(with_) if n != 'masks'}
 
 # %% ../../../nbs/datasets/world/45_extras.ipynb #80d07659
 def add_extras(
-    r: Record,  # With `objects`
-    more: dict,  # What `extras` gives, through JSON or not
-    labels: 'np.ndarray' = None,  # What `label_scene` gives (h,w)
+    r: Record,  # A record with `objects`
+    more: dict,  # From `extras`, also after a round trip through JSON
+    labels: 'np.ndarray' = None,  # From `label_scene` (h,w)
     counterpart: 'np.ndarray' = None,  # Pixels of the twin, uint8 (h,w,3)
 ) -> Record:  # The same record
     "Put further annotations into a record"

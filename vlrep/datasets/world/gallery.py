@@ -18,9 +18,9 @@ from ...data.records import Record
 # %% ../../../nbs/datasets/world/55_gallery.ipynb #08b04f2e
 def draw_masks(
     ax: plt.Axes,  # Matplotlib axes
-    r: Record,  # With image or path, and masks
+    r: Record,  # A record with an image or a path, and masks
 ) -> None:
-    "Draw the image in grey, every mask in its own colour with the object's name"
+    "Draw the image in grey, and every mask in its own colour with the object's name"
     image = np.asarray(r.load(), float) / 255
     ax.imshow(image.mean(-1, keepdims=True).repeat(3, -1) * 0.55 + 0.4, extent=(0, 1, 1, 0), interpolation='nearest')
     ax.axis('off')
@@ -36,8 +36,8 @@ def draw_masks(
 # %% ../../../nbs/datasets/world/55_gallery.ipynb #4a40b452
 def draw_trace(
     ax: plt.Axes,  # Matplotlib axes
-    r: Record,  # With image or path, and a narrative
-    words: bool = True,  # With the words where the mouse was while they were said?
+    r: Record,  # A record with an image or a path, and a narrative
+    words: bool = True,  # Write the words where the mouse was while they were said?
 ) -> None:
     "Draw the mouse's path over the image, coloured by time from blue to red; a dot where a stroke begins"
     n = r.narrative
@@ -67,7 +67,7 @@ def draw_trace(
 
 
 def _places(n):
-    "Place runs of utterances about the same thing, apart from each other: (words, (x, y, t))"
+    "Place runs of utterances about the same object, apart from each other: (words, (x, y, t))"
     runs = []
     out = []
     for (w, a, b), k in zip(n.utterances, n.referents or range(len(n.utterances))):
@@ -87,7 +87,7 @@ def _places(n):
 
 # %% ../../../nbs/datasets/world/55_gallery.ipynb #df51a69d
 def _texts(r):
-    "Write what the record says in words, a paragraph for each kind of annotation"
+    "Write the textual annotations of a record, a paragraph for each type"
     words = dict(captions=r.captions, paraphrases=r.paraphrases)
     if r.narrative:
         words['narrative'] = [r.narrative.text]
@@ -114,9 +114,9 @@ def _texts(r):
 
 # %% ../../../nbs/datasets/world/55_gallery.ipynb #a42a87d7
 def show_record(
-    r: Record,  # With an image or a path; what else it knows is drawn
+    r: Record,  # A record with an image or a path; its other annotations are drawn as well
 ) -> plt.Figure:  # The figure
-    "Draw everything a record knows on one sheet"
+    "Draw everything that a record contains on one sheet"
     panels = [name for name in ('masks', 'narrative', 'counterpart') if getattr(r, name) is not None]
     text = _texts(r)
     height = 0.165 * (text.count('\n') + 2)

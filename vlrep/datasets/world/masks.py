@@ -13,7 +13,7 @@ from .objects import shapes
 
 # %% ../../../nbs/datasets/world/20_masks.ipynb #63433b68
 def _most(v):
-    "Return the commonest of four numbers, the largest of those that tie: (4,n) -> (n,)"
+    "Return the most frequent of four numbers, the largest of tied ones: (4,n) -> (n,)"
     v0, v1, v2, v3 = np.sort(v, 0)
     return np.where((v2 == v3) | (v1 == v2), v2, np.where(v0 == v1, v0, v3))
 
@@ -21,8 +21,8 @@ def _most(v):
 def label_map(
     a: dict,  # An annotation from `layout`
     size: int = 48,  # Side in pixels
-) -> np.ndarray:  # uint8 (size,size): 0 for no thing, k+1 for object k
-    "Map each pixel of the picture to the object that it shows"
+) -> np.ndarray:  # uint8 (size,size): 0 for background, k+1 for object k
+    "Map each pixel of the image to the object that it shows"
     im = Image.new('L', (2 * size, 2 * size))
     d = ImageDraw.Draw(im)
     C = 2 * size
@@ -36,7 +36,7 @@ def label_map(
 
 
 def split_masks(
-    labels: np.ndarray,  # What `label_map` gives (h,w)
+    labels: np.ndarray,  # From `label_map` (h,w)
     n: int,  # Number of objects
 ) -> np.ndarray:  # bool (n,h,w)
     "Make a mask for each object"

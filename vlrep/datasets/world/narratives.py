@@ -18,7 +18,7 @@ from .captions import Person, Voice, _acts, _area, _places, _relations, third_of
 from .layout import relation, zones
 
 # %% ../../../nbs/datasets/world/25_narratives.ipynb #a0b3c4b0
-# what words may be about, besides the number of a thing
+# what words may refer to, other than the number of an object
 PLACE = -2
 NOTHING = -1
 _open = (
@@ -94,7 +94,7 @@ def _thing_pieces(v, k, mentioned, scene):
 
 # %% ../../../nbs/datasets/world/25_narratives.ipynb #7a31a786
 def _pieces(scene, r):
-    "Sentences, each a list of (words, about, region or None)"
+    "Return sentences, each a list of (words, about, region or None)"
     v = Voice(scene, _teller, r)
     n = len(scene['objects'])
     keys = [r.random() * (_area(o) ** 0.5 * (1.5 if o['action'] else 1) + 0.1) for o in scene['objects']]
@@ -131,7 +131,7 @@ def _pieces(scene, r):
 
 # %% ../../../nbs/datasets/world/25_narratives.ipynb #700fb4a5
 def _timed(sentences, r):
-    "Give sentences times: (utterances, about, spans), spans are (start, end, about, region) of pieces"
+    "Give sentences times: (utterances, about, spans); spans are (start, end, about, region) of segments"
     u = []
     referents = []
     spans = []
@@ -159,7 +159,7 @@ def _timed(sentences, r):
 
 # %% ../../../nbs/datasets/world/25_narratives.ipynb #5c1b35f8
 def _targets(scene, spans, g, noise):
-    "Middles and half sides (k,2) of the targets, and which spans are pointed at (k,)"
+    "Centres and half sides (k,2) of the targets, and which spans are pointed at (k,)"
     box = []
     for _, _, b, where in spans:
         if b >= 0:
@@ -168,7 +168,7 @@ def _targets(scene, spans, g, noise):
             box.append(_region(scene, where) if b == PLACE else None)
     seen = np.array([b is not None for b in box])
     following = next((b for b in box if b), (0, 0, 1, 1))
-    for i in reversed(range(len(box))):  # while nothing is spoken of, the hand already goes to what comes next
+    for i in reversed(range(len(box))):  # between objects, the hand already moves to the next
         following = box[i] = box[i] or following
     box = np.array(box, float)
     c = (box[:, :2] + box[:, 2:]) / 2
@@ -227,11 +227,11 @@ _unit = np.float32([1e4, 1e4, 100])
 
 
 def narrate(
-    scene: dict,  # Annotation, as `layout` gives it
-    *key,  # What makes this narrative different from another, e.g. the scene's number
-    noise: float = 1.0,  # How badly the mouse follows: 0 perfectly, 1 as people do
-) -> Narrative:  # With `referents`: for each utterance the number of its object, -1 for nothing, -2 for the place
-    "Describe a scene as somebody does: what is said, when, and where the mouse is meanwhile"
+    scene: dict,  # Annotation from `layout`
+    *key,  # Identifies this narrative, e.g. the scene's number
+    noise: float = 1.0,  # How badly the mouse follows: 0 perfectly, 1 like people
+) -> Narrative:  # With `referents`: each utterance's object number, -1 for nothing, -2 for the place
+    "Describe a scene as a person would: what is said, when, and where the mouse is"
     r = Random(seed_of('narrative', *key))
     u, referents, spans = _timed(_pieces(scene, r), r)
     strokes = _trace(scene, spans, rng('trace', *key), noise)
@@ -239,8 +239,8 @@ def narrate(
 
 # %% ../../../nbs/datasets/world/25_narratives.ipynb #8a57456d
 def pack_narrative(
-    n: Narrative,  # What `narrate` gives
-) -> dict:  # Plain, for JSON
+    n: Narrative,  # From `narrate`
+) -> dict:  # Plain data for JSON
     "Pack a narrative into plain data, its strokes as text"
     q = np.rint(np.concatenate(n.strokes or [np.zeros((0, 3))]) * _unit.astype(float)).astype('<i2')
     return dict(
@@ -253,7 +253,7 @@ def pack_narrative(
 
 
 def unpack_narrative(
-    d: dict,  # What `pack_narrative` gives
+    d: dict,  # From `pack_narrative`
 ) -> Narrative:
     "Unpack the narrative"
     q = np.frombuffer(base64.b64decode(d['points']), '<i2').reshape(-1, 3) / _unit

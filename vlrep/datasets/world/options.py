@@ -16,23 +16,23 @@ from ..base import DATASETS, DatasetBuilder, PartSeed
 class WorldOptions:
     "Options of the world: how many scenes each part of the job sees"
 
-    scenes: Int(16, 10**8) = 10_000  # To learn from
-    valid: Int(4, 10**6) = 500  # Held out: they choose the checkpoint
+    scenes: Int(16, 10**8) = 10_000  # Training scenes
+    valid: Int(4, 10**6) = 500  # Held-out scenes, used to choose the checkpoint
     probe: Int(40, 10**6) = 1500  # Shifted scenes that the probes are fitted to
-    probe_held: Int(40, 10**6) = 500  # Shifted scenes that choose the probes' strength
-    test: Int(40, 10**6) = 2000  # Shifted scenes that are reported
-    shown: Int(4, 10**6) = 500  # Scenes that are captioned, and checked for their nouns
-    part: Fraction = 1.0  # Part of the training scenes that is used (VirTex sec. 4.2: a tenth to all)
-    captions: Int(0, 1000) = 0  # Captions of each that are used; 0 means all
+    probe_held: Int(40, 10**6) = 500  # Shifted scenes that choose the probes' regularisation strength
+    test: Int(40, 10**6) = 2000  # Shifted scenes whose scores are reported
+    shown: Int(4, 10**6) = 500  # Scenes that are captioned and checked for their nouns
+    part: Fraction = 1.0  # Fraction of the training scenes that is used (VirTex sec. 4.2: a tenth to all)
+    captions: Int(0, 1000) = 0  # Captions used per scene; 0 means all
     part_seed: PartSeed = 0  # Which part, and which captions; -1: each run takes its own, by its seed
-    point: Int(0, 10**6) = 500  # Scenes of either domain for the question where a named thing is; 0 for none
-    narrated: bool = False  # Are the captions of a scene what its narrative says? LocTex's words for captions
-    draws: Int(0, 10**5) = 0  # Keep each score under so many draws of the test scenes, to compare runs in pairs
-    baselines: bool = True  # Show the supervised baseline, and measure random features?
-    train_supervised: bool = False  # Train that baseline even where a kept run of the same recipe can be shown?
-    zeroshot: Int(0, 10**6) = 0  # Shifted scenes, most of one thing, for unseen categories by attributes; 0 for none
-    density: Float(0.2, 4) = 1.0  # How much the captions to learn from say: `density` of `Difficulty`
-    coarse: bool = False  # Are the labels to learn from groups (animal, vehicle, ...) instead of categories?
+    point: Int(0, 10**6) = 500  # Scenes of each domain for pointing at named objects; 0 for none
+    narrated: bool = False  # Use the text of a scene's narrative as its caption? For LocTex's words in captions
+    draws: Int(0, 10**5) = 0  # Keep each score under this many draws of the test scenes, for paired comparisons
+    baselines: bool = True  # Report the supervised baseline, and evaluate random features?
+    train_supervised: bool = False  # Train this baseline even if a stored run of the same recipe exists?
+    zeroshot: Int(0, 10**6) = 0  # Shifted scenes for zero-shot recognition of categories by attributes; 0 for none
+    density: Float(0.2, 4) = 1.0  # How much the training captions say: `density` of `Difficulty`
+    coarse: bool = False  # Are the training labels groups (animal, vehicle, ...) instead of categories?
 
 # %% ../../../nbs/datasets/world/02_options.ipynb #808b8b93
 DATASETS.add(
@@ -53,7 +53,7 @@ DATASETS.add(
         WorldOptions(),
         build='vlrep.datasets.world.build:build_world',
         recipe='world',
-        stored_size=int,  # as they are drawn
+        stored_size=int,  # as drawn
         build_test='vlrep.datasets.world.build:build_test',
         redraw='vlrep.datasets.world.build:redraw_test',
         test_annotations={'objects', 'domain_shift'},

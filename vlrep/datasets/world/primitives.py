@@ -29,7 +29,7 @@ _late = dict(
     rabbit='animal', truck='vehicle', plane='vehicle', mushroom='plant', windmill='building', table='furniture'
 )
 SEEN = tuple(c for cs in _members.values() for c in cs.split())  # may appear in pretraining scenes
-UNSEEN = tuple(_late)  # appear in the shifted world only
+UNSEEN = tuple(_late)  # appear only in the shifted world
 CATEGORIES = SEEN + UNSEEN
 GROUPS = {c: g for g, cs in _members.items() for c in cs.split()} | _late  # category -> coarse group
 SETTINGS = ('street', 'beach', 'field', 'snow', 'room', 'night', 'forest', 'lake', 'kitchen', 'desert')
@@ -98,8 +98,8 @@ _variants = dict(
     umbrella='rain beach',
     cup='mug teacup',
 )
-ACTIONS = {c: tuple(_actions.get(c, '').split()) for c in CATEGORIES}  # what a thing can be seen doing; () if nothing
-VARIANTS = {c: tuple(_variants[c].split()) for c in CATEGORIES}  # shapes a thing comes in
+ACTIONS = {c: tuple(_actions.get(c, '').split()) for c in CATEGORIES}  # visible actions of an object; () if none
+VARIANTS = {c: tuple(_variants[c].split()) for c in CATEGORIES}  # shapes of an object
 
 # %% ../../../nbs/datasets/world/00_primitives.ipynb #266e30f9
 _circle = [(math.cos(2 * math.pi * i / 24), math.sin(2 * math.pi * i / 24)) for i in range(24)]
@@ -119,7 +119,7 @@ _quarters = [_weights(t) for t in (0, 0.25, 0.5, 0.75)]
 
 
 def _curve(pts, weights):
-    "Interpolate between the inner two of each four neighbours, a point for each of `weights`"
+    "Interpolate between the inner two of every four neighbours, with a point for each of `weights`"
     return [
         (a * ax + b * bx + c * cx + d * dx, a * ay + b * by + c * cy + d * dy)
         for (ax, ay), (bx, by), (cx, cy), (dx, dy) in zip(pts, pts[1:], pts[2:], pts[3:])
@@ -129,7 +129,7 @@ def _curve(pts, weights):
 
 def smooth(
     pts: list,  # Corner points (x,y), at least three
-) -> list:  # Points of the closed Catmull-Rom curve through them, five a corner
+) -> list:  # Points of the closed Catmull-Rom curve through them, five per corner
     "Draw a closed curve through every point of `pts`"
     return _curve([pts[-1], *pts, *pts[:2]], _fifths)
 
@@ -171,12 +171,12 @@ def limb_outline(
 
 # %% ../../../nbs/datasets/world/00_primitives.ipynb #9d841244
 class Outlines:
-    "Filled outlines, one over another: names of fills, and all points in one array `xy` (n,2) that nobody may change"
+    "Filled outlines, one over another: names of fills, and all points in one read-only array `xy` (n,2)"
 
     def __init__(
         self,
         fills: tuple,  # Name of each outline's fill
-        ends: tuple,  # 0, and how many points there are up to the end of each outline
+        ends: tuple,  # 0, then the number of points up to the end of each outline
         xy: np.ndarray,  # All points (n,2)
     ):
         self.fills = fills
@@ -206,7 +206,7 @@ class Outlines:
         return *self.xy.min(0).tolist(), *self.xy.max(0).tolist()
 
     def draw(self, d: ImageDraw.ImageDraw, ink: callable, off: tuple = (0, 0)) -> None:
-        "Fill each outline with `ink(name of its fill)`, the point `off` at the upper left"
+        "Fill each outline with `ink(name of its fill)`, with the point `off` at the upper left"
         v = (self.xy - off).ravel().tolist()
         n = 0
         for fill, end in zip(self.fills, self.ends[1:]):
@@ -223,7 +223,7 @@ class Pen:
 
     @property
     def shapes(self) -> Outlines:  # What was drawn so far
-        "Give what was drawn so far"
+        "Return what has been drawn so far"
         fills, parts = zip(*self.polys) if self.polys else ((), ())
         ends = 0, *itertools.accumulate(map(len, parts))
         flat = itertools.chain.from_iterable
@@ -238,7 +238,7 @@ class Pen:
         self.poly(fill, *smooth(pts))
 
     def oval(self, fill: str, x: float, y: float, rx: float, ry: float = None, *, turn: float = 0.0) -> None:
-        "Draw an ellipse round (x,y), turned by `turn` radians"
+        "Draw an ellipse round (x,y), rotated by `turn` radians"
         k = math.cos(turn)
         s = math.sin(turn)
         ry = rx if ry is None else ry
@@ -271,7 +271,7 @@ class Pen:
         self.poly(fill, *limb_outline(pts, w, w if w1 is None else w1))
 
     def ring(self, fill: str, x: float, y: float, r: float, w: float) -> None:
-        "Draw a circle line of width `w`"
+        "Draw a circular line of width `w`"
         out = _circle + _circle[:1]
         self.poly(
             fill,
@@ -283,9 +283,9 @@ class Pen:
 def mix(
     a: tuple,  # Colour at t=0, 0-255
     b: tuple,  # Colour at t=1
-    t: float,  # How far to go
+    t: float,  # Fraction of the way from `a` to `b`
 ) -> tuple:  # Colour, whole numbers
-    "Mix two colours, a part `t` of the way from `a` to `b`"
+    "Mix two colours, a fraction `t` of the way from `a` to `b`"
     return tuple(int(p + (q - p) * t + 0.5) for p, q in zip(a, b))
 
 
@@ -309,10 +309,10 @@ _paints = dict(
 
 
 def palette(
-    base: tuple,  # The thing's own colour
+    base: tuple,  # The object's own colour
     accent: tuple,  # A second colour for roofs, stripes, sails
 ) -> dict:  # Fill name -> (r,g,b)
-    "Choose all fills for a thing of colour `base`"
+    "Choose all fills for an object of colour `base`"
     lum = (3 * base[0] + 6 * base[1] + base[2]) / 10
     return _paints | dict(
         base=base,
@@ -331,12 +331,12 @@ _tile = np.random.default_rng(7).random((64, 64), dtype=np.float32)
 
 def pattern(
     name: str,  # One of PATTERNS
-    x: np.ndarray,  # Horizontal place in the thing's own units (1,w)
-    y: np.ndarray,  # Vertical place (h,1)
-    f: float,  # Waves a unit
+    x: np.ndarray,  # Horizontal position in the object's own units (1,w)
+    y: np.ndarray,  # Vertical position (h,1)
+    f: float,  # Waves per unit
     turn: float = 0.0,  # Direction in radians
 ) -> np.ndarray:  # Strength 0-1 (h,w)
-    "Compute how strongly the second colour shows at each place"
+    "Compute how strongly the second colour shows at each position"
     k = 6.2832 * f * math.cos(turn)
     s = 6.2832 * f * math.sin(turn)
     if name == 'stripes':
@@ -372,7 +372,7 @@ def _glow_of(strength, w, h):
 
 
 def spot(
-    im: Image.Image,  # Picture to paint on
+    im: Image.Image,  # Image to paint on
     color: tuple,  # Colour of the spot
     x: float,
     y: float,  # Centre in pixels
@@ -391,7 +391,7 @@ def spot(
 # %% ../../../nbs/datasets/world/00_primitives.ipynb #03aeeb2c
 @functools.lru_cache(16)
 def _relief(shapes, off, size, k, n):
-    "Compute what does not depend on colours: the fills, which one shows where, mask, light (h,w,1), rim"
+    "Compute everything that does not depend on colours: fills, their map, mask, light (h,w,1), rim"
     names = [None, *dict.fromkeys(shapes.fills)]
     lay = Image.new('L', size)
     h = size[1]
@@ -407,11 +407,11 @@ def _relief(shapes, off, size, k, n):
 
 # %% ../../../nbs/datasets/world/00_primitives.ipynb #2e12cdef
 def paint(
-    im: Image.Image,  # Picture to paint on, changed in place
-    shapes: Outlines,  # In pixels
+    im: Image.Image,  # Image to paint on, changed in place
+    shapes: Outlines,  # Outlines in pixels
     pal: dict,  # Fill name -> colour; `mark` is the texture's
-    texture: tuple = None,  # None, or (pattern name, waves a unit, turn, strength)
-    unit: float = 1.0,  # Pixels a unit of the thing's own measure
+    texture: tuple = None,  # None, or (pattern name, waves per unit, turn, strength)
+    unit: float = 1.0,  # Pixels per unit of the object
     *,
     shade: tuple = (1.0, 1.0, 1.0),  # Colour of the light, e.g. bluish at night
 ) -> None:
@@ -427,7 +427,7 @@ def paint(
         return
     w = x1 - x0
     h = y1 - y0
-    relief = _relief if w * h < 1 << 16 else _relief.__wrapped__  # only what is small is kept
+    relief = _relief if w * h < 1 << 16 else _relief.__wrapped__  # only small results are cached
     names, which, mask, light, rim = relief(shapes, (x0, y0), (w, h), max(1, int(unit * 0.1)), 1 if unit < 70 else 2)
     a = np.float32([pal[f or 'base'] for f in names]).take(which, 0)
     if texture:

@@ -32,7 +32,7 @@ _alike = {k: tuple(v.split()) for k, v in _alike.items()}
 
 
 def _ten(r, right, others):
-    "Ten answers, most of them `right`"
+    "Make ten answers, most of them `right`"
     agree = r.choice((10, 10, 10, 9, 9, 9, 8, 8, 7, 6, 5))
     others = [o for o in dict.fromkeys(others) if o != right] or ['not sure']
     out = [right] * agree
@@ -63,7 +63,7 @@ _where = dict(
 
 
 def _alone(scene):
-    "Objects that are the only one of their category"
+    "List the objects that are the only one of their category"
     cs = [o['category'] for o in scene['objects']]
     return [o for o in scene['objects'] if cs.count(o['category']) == 1]
 
@@ -78,7 +78,7 @@ _OPPOSITE = dict(left='right', right='left', above='below', below='above')
 
 
 def _absent(scene):
-    "List the categories that might be in a scene, and are not"
+    "List the categories that could be in a scene but are not"
     present = {o['category'] for o in scene['objects']}
     return [c for c in (CATEGORIES if scene['shifted'] else SEEN) if c not in present]
 
@@ -110,7 +110,7 @@ def _q_what(s, r):
 
 # %% ../../../nbs/datasets/world/30_questions.ipynb #3b33f9bf
 def _q_color(s, r):
-    "Ask 'What color is the dog?'; None if no thing is unique"
+    "Ask 'What color is the dog?'; None if no object is unique"
     x = _alone(s)
     if not x:
         return None
@@ -153,7 +153,7 @@ def _q_where(s, r):
 
 
 def _q_action(s, r):
-    "Ask 'What is the dog doing?'; None if no unique thing acts"
+    "Ask 'What is the dog doing?'; None if no unique object acts"
     x = [o for o in _alone(s) if o['action']]
     if not x:
         return None
@@ -191,7 +191,7 @@ def _q_yesno(s, r):
 
 
 def _q_none(s, r):
-    "Ask a question that cannot be answered from the picture"
+    "Ask a question that cannot be answered from the image"
     c = r.choice(_absent(s))
     o = r.choice(s['objects'])
     q, guess = r.choice(
@@ -211,11 +211,11 @@ _asks = dict(what=_q_what, color=_q_color, number=_q_number, where=_q_where, act
 
 
 def make_questions(
-    scene: dict,  # Annotation, as `layout` gives it
-    *key,  # What makes this set of questions different from another, e.g. the scene's number
-    n: int = 6,  # How many
-    unanswerable: float = 0.15,  # Share of questions that the picture does not answer
-) -> list:  # Dicts: question, answers (ten), answer (what most say), kind, type, answerable
+    scene: dict,  # Annotation from `layout`
+    *key,  # Identifies this set of questions, e.g. the scene's number
+    n: int = 6,  # Number of questions
+    unanswerable: float = 0.15,  # Fraction of questions that the image does not answer
+) -> list:  # Dicts: question, answers (ten), answer (most frequent), kind, type, answerable
     "Ask questions about a scene, each answered by ten people"
     r = Random(seed_of('ask', *key))
     out = []
@@ -268,7 +268,7 @@ _unseen = {k: v.split('|') for k, v in _unseen.items()}
 
 # %% ../../../nbs/datasets/world/30_questions.ipynb #66b37212
 def _visible(s, r, true):
-    "Make a claim about what can be seen, true or false as `true` says"
+    "Make a claim about what is visible, true or false as `true` says"
     os = s['objects']
     x = _alone(s)
     k = r.random()
@@ -303,7 +303,7 @@ def _visible(s, r, true):
 
 # %% ../../../nbs/datasets/world/30_questions.ipynb #601bec7b
 def _neutral(s, r):
-    "Make a claim that the picture does not decide"
+    "Make a claim that the image does not decide"
     alone = _alone(s)
     o = r.choice(alone or s['objects'])
     k = r.random()
@@ -316,11 +316,11 @@ def _neutral(s, r):
 
 
 def make_statements(
-    scene: dict,  # Annotation, as `layout` gives it
-    *key,  # What makes these statements different from others, e.g. the scene's number
-    n: int = 6,  # How many; labels take turns
+    scene: dict,  # Annotation from `layout`
+    *key,  # Identifies this set of statements, e.g. the scene's number
+    n: int = 6,  # Number of statements; the labels alternate
 ) -> list:  # Dicts: text, label
-    "Make statements that a scene entails, contradicts or leaves open, in equal numbers as far as possible"
+    "Make statements that a scene entails, contradicts or leaves open, in nearly equal numbers"
     r = Random(seed_of('state', *key))
     out = {}
     for tries in range(20 * n):

@@ -15,16 +15,16 @@ from ...core.fields import Int
 class WorldTaskOptions:
     "Options of a task on the world: how many scenes its parts have"
 
-    scenes: Int(4, 10**7) = 2000  # To learn from
-    valid: Int(4, 10**6) = 400  # Held out: they choose the checkpoint
-    test: Int(4, 10**6) = 1000  # Scenes that are reported
+    scenes: Int(4, 10**7) = 2000  # Training scenes
+    valid: Int(4, 10**6) = 400  # Held-out scenes, used to choose the checkpoint
+    test: Int(4, 10**6) = 1000  # Test scenes, whose scores are reported
 
 # %% ../../../nbs/datasets/world/65_task_options.ipynb #8c5ef143
 @dataclass(frozen=True)
 class WorldDetectionOptions:
     "Options of detection on the world: how many scenes its parts have, and their size"
 
-    scenes: Int(4, 10**7) = 1000  # To learn from
-    valid: Int(4, 10**6) = 200  # Held out, such as to choose a learning rate
-    test: Int(4, 10**6) = 500  # Scenes that are reported
+    scenes: Int(4, 10**7) = 1000  # Training scenes
+    valid: Int(4, 10**6) = 200  # Held-out scenes, for example to choose a learning rate
+    test: Int(4, 10**6) = 500  # Test scenes, whose scores are reported
     size: Int(32, 1024) = 96  # Side of the scenes in pixels

@@ -33,7 +33,7 @@ def read_world_task(
     task: str,  # vqa, vizwiz, snli_ve or mm_imdb
     split: str,  # train, valid or test
     size: int = 48,  # Side of the scenes in pixels
-    options: WorldTaskOptions = WorldTaskOptions(),  # How many scenes
+    options: WorldTaskOptions = WorldTaskOptions(),  # Numbers of scenes
     log: Callable = print,  # Not used: nothing is left out
 ) -> TaskDataset:
     "Read the examples of a task about scenes"
