@@ -401,7 +401,7 @@ def _trained(dataset, tokenizer, config, plan, seed):
     torch.set_num_threads(1)
     try:
         with torch.random.fork_rng(devices=[]):
-            learner = Bert(replace(config, dropout=0.0, attention_dropout=0.0), seed)  # trains without
+            learner = Bert(replace(config, dropout=0.0, attention_dropout=0.0), seed)  # no dropout in training
             bert = Bert(config, seed).eval()
             bert.load_state_dict(_learn(learner, ids, tokenizer, plan, seed).state_dict())
         usual = _usual(ids, tokenizer)
