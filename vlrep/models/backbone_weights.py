@@ -47,7 +47,7 @@ def read_state(
     return out
 
 
-_DEEPEST = 1000  # Letters in the name of a tensor
+_DEEPEST = 1000  # Maximum length of a tensor's name
 
 
 def _flat(state, name):
@@ -120,7 +120,7 @@ def _below(weights, prefix):
 def network_weights(
     source: FilePath | dict,  # A file, or a dict with tensors and dicts of them
     names: tuple[str, ...],  # As for `network_prefix`
-    name: FilePath = None,  # What to call a dict in messages
+    name: FilePath = None,  # Name of a dict in messages
 ) -> tuple:  # The network's tensors by name; the other tensors; the prefix, or None; name for messages
     "Extract a network from a file"
     state, called = _opened(source)
@@ -145,11 +145,11 @@ def _some(names):
 
 
 def _check(state, want, name, problem='the weights do not fit'):
-    "Raise a `ValueError` unless `state` has the names (but BatchNorm's counters) and shapes of `want`"
+    "Raise a `ValueError` unless `state` has the names (except BatchNorm's counters) and shapes of `want`"
     kinds = {
         'missing': [k for k in want.keys() - state.keys() if not k.endswith('num_batches_tracked')],
         'unexpected': state.keys() - want.keys(),
-        'of another shape': [
+        'of a different shape': [
             f'{k} {tuple(state[k].shape)} instead of {tuple(want[k].shape)}'
             for k in want.keys() & state.keys()
             if want[k].shape != state[k].shape

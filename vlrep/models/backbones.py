@@ -27,7 +27,7 @@ class BasicBlock(nn.Module):
         self,
         inputs: int,  # Channels of the input
         channels: int,  # Channels of both convolutions
-        stride: int = 1,  # Of the first convolution
+        stride: int = 1,  # Stride of the first convolution
         downsample: nn.Module = None,  # Gives the input the shape of the output, if they differ
         *,
         group_width: int = 64,  # Must be 64: only bottlenecks can be widened
@@ -62,7 +62,7 @@ class Bottleneck(nn.Module):
         self,
         inputs: int,  # Channels of the input
         channels: int,  # Channels of the 3x3 convolution, before widening
-        stride: int = 1,  # Of the 3x3 convolution
+        stride: int = 1,  # Stride of the 3x3 convolution
         downsample: nn.Module = None,  # Gives the input the shape of the output, if they differ
         *,
         group_width: int = 64,  # 128 doubles the channels of the 3x3 convolution

@@ -128,7 +128,7 @@ class Bert(nn.Module):
     def encode(
         self,
         x: Tensor,  # Vectors of words, regions, ... (b,n,d)
-        real: Tensor,  # Which of them are real (b,n) bool
+        real: Tensor,  # True for real vectors (b,n) bool
     ) -> Tensor:  # (b,n,d); arbitrary where `real` is False
         "Compute contextual vectors of any input vectors"
         first = torch.arange(real.shape[1], device=real.device) == 0

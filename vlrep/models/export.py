@@ -175,7 +175,7 @@ print(grid.mean((2, 3)).shape)                   # (1, {features})""",
 def opening_lines(
     note: dict,  # Architecture and preprocessing that belong to the weights
     to: str,  # One of `LAYOUTS`
-    folder: FilePath = '.',  # Where the files will be
+    folder: FilePath = '.',  # Folder of the files
 ) -> list:  # Lines of Python; they need the files in `folder` and an image photo.jpg
     "Return lines of code that open an export in another library and compute a photo's features"
     folder = Path(folder)

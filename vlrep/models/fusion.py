@@ -79,7 +79,7 @@ class FusionLayer(nn.Module):
 
     def __init__(
         self,
-        spec: Sublayer,  # Which stream attends to which
+        spec: Sublayer,  # Description of the sublayer
         config: FusionConfig,  # The sizes
     ):
         super().__init__()

@@ -160,8 +160,8 @@ class PhotoIndex:
 
     def add(
         self,
-        photos: dict,  # As `photos`
-        vectors: np.ndarray,  # As `vectors`
+        photos: dict,  # As the field `photos`
+        vectors: np.ndarray,  # As the field `vectors`
     ) -> None:
         "Add photos and sort all by name"
         self.photos |= photos

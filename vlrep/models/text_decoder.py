@@ -18,7 +18,7 @@ class Packing:
 
     def __init__(
         self,
-        real: Tensor,  # Which tokens of each caption are real (b,s) bool
+        real: Tensor,  # True for real tokens (b,s) bool
         *,
         multiple: int = 1,  # Keep some padding, so that the number of rows is a multiple of this
     ):

@@ -73,7 +73,7 @@ class TextEncoder(nn.Module):
         width: int = 1024,  # d (LocTex sec. 3.2)
         depth: int = 4,  # Layers (LocTex sec. 3.2)
         heads: int = None,  # Attention heads, by default width/64: 16 at 1024 (LocTex sec. 3.2)
-        dropout: float = 0.1,  # As VirTex's decoders; the paper does not say
+        dropout: float = 0.1,  # As in VirTex's decoders; the paper does not state it
         *,
         norm: str = 'post',  # LayerNorm after ('post') or before ('pre') each sublayer
         max_len: int = 60,  # Longest text in tokens (LocTex sec. 3.5)

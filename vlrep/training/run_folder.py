@@ -61,9 +61,7 @@ def save_weights(
             seen[key] = name
             # copied: slices of one tensor share memory but are not equal
             tensors[name] = t.detach().cpu().clone(memory_format=torch.contiguous_format)
-    notes = json.dumps(
-        dict(tied=tied, **metadata), sort_keys=True
-    )  # one entry, since the order of several is undefined
+    notes = json.dumps(dict(tied=tied, **metadata), sort_keys=True)  # one entry: several have no fixed order
     _write_bytes(path, safetensors.torch.save(tensors, metadata=dict(notes=notes)))
 
 # %% ../../nbs/training/50_run_folder.ipynb #24501c17
