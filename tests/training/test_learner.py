@@ -184,7 +184,7 @@ def test_predict_refuses_what_it_cannot_read(learn):
 def test_an_exported_learner_says_what_it_cannot(learn):
     again = exported(learn)
     for f in (again.validate, again.get_preds, again.show_results, again.summary):
-        with pytest.raises(ValueError, match='has no data: give a loader'):
+        with pytest.raises(ValueError, match='has no data: pass a loader'):
             f()
     for f in (lambda: again.fit(1), lambda: again.fine_tune(1), again.freeze, again.lr_find):
         with pytest.raises(ValueError, match='exported learner (predicts|has no data)'):

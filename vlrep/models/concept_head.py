@@ -14,9 +14,9 @@ from torch import Tensor
 # %% ../../nbs/models/15_concept_head.ipynb #9ddde99d
 def concept_nll(
     logits: Tensor,  # A score for each concept (b,k)
-    concepts: Tensor,  # 1 for each that the image has; for topics their probabilities (b,k)
-    soft: bool = False,  # Are they topics?
-) -> tuple:  # Nats of each image, 0 if it has no concept (b,); whether it has one (b,) bool
+    concepts: Tensor,  # 1 for each concept that the image has; for topics, their probabilities (b,k)
+    soft: bool = False,  # Are the targets probabilities of topics?
+) -> tuple:  # Loss of each image in nats, 0 if it has no concept (b,); whether it has one (b,) bool
     """Softmax cross-entropy to the uniform distribution over an image's concepts
 
     With `soft`, binary cross-entropy to the probability of each topic, summed over the topics
@@ -37,9 +37,9 @@ class ConceptHead(nn.Module):
     def __init__(
         self,
         width: int,  # Channels c of the grid
-        concepts: int,  # How many k
+        concepts: int,  # Number of concepts k
         kind: str = 'linear',  # linear, mlp (sec. 3.1, ResNet) or conv (VGG16)
-        hidden: int = 0,  # Channels in between; 0: as many as the grid has
+        hidden: int = 0,  # Channels of the hidden layers; 0: those of the grid
     ):
         super().__init__()
         hidden = hidden or width

@@ -19,12 +19,12 @@ from .text_decoder import causal_mask
 
 # %% ../../nbs/models/40_decoding.ipynb #6582d654
 def _allowed(logits, tokens, never, repeat):
-    "Scores (r,v) of the token after `tokens` (r,s), -inf where it must not be written"
+    "Set the scores (r,v) of forbidden tokens after `tokens` (r,s) to -inf"
     if len(never):
         logits = logits.index_fill(1, torch.as_tensor(list(never), device=logits.device), -torch.inf)
     if repeat not in (True, False, 'virtex'):
         raise ValueError(f"repeat={repeat!r}: True, False or 'virtex' is expected")
-    if repeat == 'virtex':  # log-probabilities, which are not renormalised when the last word is ruled out
+    if repeat == 'virtex':  # log-probabilities, not renormalised when the last word is excluded
         logits = logits.log_softmax(-1)
         return logits if tokens.shape[1] == 1 else logits.scatter(1, tokens[:, -1:], -10_000.0)
     return logits if repeat else logits.scatter(1, tokens[:, -1:], -torch.inf)
@@ -44,18 +44,17 @@ def _write(choose, step, vis, sos, eos, max_len, *, pad=4, never=(), repeat=True
 
 @torch.no_grad()
 def greedy(
-    step: Callable,  # `step(vis, tokens)` -> scores of the next token (b,s,v); only the last is read, (b,1,v) will do
-    vis: Tensor,  # What the captions are about (b,...)
+    step: Callable,  # `step(vis, tokens)` -> scores of the next token (b,s,v) or, as only the last is read, (b,1,v)
+    vis: Tensor,  # Features of the images (b,...)
     sos: int,  # First token of every caption
-    eos: int,  # Token that ends one
+    eos: int,  # Token that ends a caption
     max_len: int = 30,  # Longest caption, `sos` and `eos` included
     *,
     pad: int = 4,  # Fills the rows that have ended
-    never: list | tuple = (),  # Tokens that must not be written
-    repeat: bool | str = True,  # May a token follow itself? False: no; 'virtex': no, and the others get none of its
-    # probability
+    never: list | tuple = (),  # Tokens that must not be generated
+    repeat: bool | str = True,  # May a token follow itself? 'virtex': no, without renormalising the other probabilities
 ) -> Tensor:  # Token ids (b,s), s <= max_len
-    "Write one caption for each row of `vis`, always taking the most likely token"
+    "Generate one caption for each row of `vis`, always with the most likely token"
     kw = dict(pad=pad, never=never, repeat=repeat)
     return _write(lambda logits, t: logits.argmax(-1), step, vis, sos, eos, max_len, **kw)
 
@@ -86,22 +85,21 @@ def _grow(tokens, score, size, done, logp, *, k, m, norm, eos, pad):
 # %% ../../nbs/models/40_decoding.ipynb #0c074d79
 @torch.no_grad()
 def beam(
-    step: Callable,  # As for `greedy`; if it has a method `keep`, it gets the kept beams after each word
-    vis: Tensor,  # What the captions are about (b,...)
+    step: Callable,  # As for `greedy`; its method `keep`, if any, is called with the kept beams after each word
+    vis: Tensor,  # Features of the images (b,...)
     sos: int,  # First token of every caption
-    eos: int,  # Token that ends one
+    eos: int,  # Token that ends a caption
     max_len: int = 30,  # Longest caption, `sos` and `eos` included
     *,
     pad: int = 4,  # Fills the rows that have ended
-    never: list | tuple = (),  # Tokens that must not be written
-    repeat: bool | str = True,  # May a token follow itself? False: no; 'virtex': no, and the others get none of its
-    # probability
-    beams: int = 5,  # Partial captions that are kept, k (VirTex code)
-    per_node: int = 2,  # Continuations that each may propose, after the first word (VirTex code)
+    never: list | tuple = (),  # Tokens that must not be generated
+    repeat: bool | str = True,  # May a token follow itself? 'virtex': no, without renormalising the other probabilities
+    beams: int = 5,  # Number of beams k (VirTex code)
+    per_node: int = 2,  # Extensions of each beam, after the first word (VirTex code)
     norm: float = 1.0,  # Exponent of the length; 0 = the plain log-probability (VirTex code)
-    every: bool = False,  # All beams, best first, instead of the best?
+    every: bool = False,  # Return all beams, best first?
 ) -> tuple:  # Token ids (b,s) and scores (b,); with `every`, (b,k,s) and (b,k)
-    "Search for the caption of the highest score"
+    "Search for the caption with the highest score"
     if min(beams, per_node) < 1:
         raise ValueError(f'beams={beams}, per_node={per_node}: at least 1 of each is needed')
     b = len(vis)
@@ -156,18 +154,18 @@ def _nucleus(logits, p, temperature, u):
 @torch.no_grad()
 def nucleus(
     step: Callable,  # As for `greedy`
-    vis: Tensor,  # What the captions are about (b,...)
+    vis: Tensor,  # Features of the images (b,...)
     sos: int,  # First token of every caption
-    eos: int,  # Token that ends one
+    eos: int,  # Token that ends a caption
     max_len: int = 30,  # Longest caption, `sos` and `eos` included
     *,
-    p: float = 0.9,  # Draw from the most likely tokens that have this much probability together; 1 = from all
-    temperature: float = 1.0,  # Below 1 sharpens the probabilities, above 1 flattens them
-    seed: int = 0,  # Another seed, other captions
-    ids: list = None,  # Name or number of each picture, on which its draws depend (b,); 0, 1, ... by default
+    p: float = 0.9,  # Draw from the most likely tokens whose probabilities add up to this; 1 = from all
+    temperature: float = 1.0,  # Below 1 sharpens the distribution, above 1 flattens it
+    seed: int = 0,  # Seed of the random draws
+    ids: list = None,  # Name or number of each image, on which its draws depend (b,); 0, 1, ... by default
     **kw,  # As for `greedy`: pad, never, repeat
 ) -> Tensor:  # Token ids (b,s), s <= max_len
-    "Write one caption for each row of `vis` by drawing each token from the nucleus"
+    "Generate one caption for each row of `vis` by drawing each token from the nucleus"
     if not (0 < p <= 1 and temperature > 0):
         raise ValueError(f'p={p}, temperature={temperature}: expected 0 < p <= 1 and a temperature above 0')
     ids = range(len(vis)) if ids is None else ids
@@ -181,14 +179,14 @@ def nucleus(
 
 # %% ../../nbs/models/40_decoding.ipynb #28d28abb
 def _heads(m, x, lo, hi):
-    "Project `x` (b,n,d) to parts `lo`:`hi` of `m` (0 query, 1 key, 2 value) -> (hi-lo,b,heads,n,d/heads)"
+    "Project `x` (b,n,d) to `lo`:`hi` of `m` (0 query, 1 key, 2 value) -> (hi-lo,b,heads,n,d/heads)"
     b, n, d = x.shape
     y = F.linear(x, m.in_proj_weight[lo * d : hi * d], m.in_proj_bias[lo * d : hi * d])
     return y.view(b, n, hi - lo, m.num_heads, d // m.num_heads).permute(2, 0, 3, 1, 4)
 
 
 def _attend(m, q, k, v, hide=None):
-    "Attention and the output projection of `m` (b,s,d), and the weights (b,heads,s,n)"
+    "Compute attention with the output projection of `m` (b,s,d), and the weights (b,heads,s,n)"
     a = (q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2)
     if hide is not None:
         a = a.masked_fill(hide, -torch.inf)
@@ -197,7 +195,7 @@ def _attend(m, q, k, v, hide=None):
 
 
 def _layer(l, x, back, look):
-    "Decoder layer `l` with these two attentions: LayerNorm before or after each part"
+    "Run decoder layer `l` with these two attention functions, with LayerNorm before or after each"
 
     def think(x):
         return l.linear2(l.activation(l.linear1(x)))
@@ -212,7 +210,7 @@ def _layer(l, x, back, look):
 
 # %% ../../nbs/models/40_decoding.ipynb #490e37f3
 class Cached:
-    "A `step` for `greedy`, `beam` and `nucleus` that computes nothing twice; no dropout; one search at a time"
+    "A `step` with a KV cache for `greedy`, `beam` and `nucleus`; without dropout, for one search at a time"
 
     def __init__(
         self,
@@ -225,15 +223,15 @@ class Cached:
         self.output = output
 
     def _start(self, vis):
-        "Empty the cache, and compute keys and values of the images"
+        "Empty the cache and compute the keys and values of the images"
         self.seen = 0
         self.mine = torch.ones(len(vis), 1, 0, dtype=torch.bool, device=vis.device)
         cells = [_heads(l.multihead_attn, vis, 1, 3) for l in self.decoder.layers]
         self.cells = [c.contiguous() for c in cells]  # keys and values (2,b,heads,n,d/heads)
-        self.words = [None] * len(cells)  # those of the words, all beams together
+        self.words = [None] * len(cells)  # keys and values of the words of all beams
 
     def _back(self, i, x):
-        "Self-attention of layer `i`: the new words (b,beams,d) attend to their own ancestors"
+        "Compute self-attention of layer `i`: the new words (b,beams,d) attend to their own ancestors"
         m = self.decoder.layers[i].self_attn
         q, *kv = _heads(m, x, 0, 3)
         old = self.words[i]
@@ -248,32 +246,32 @@ class Cached:
         return _attend(m, q, *mem, ~self.mine[:, None])[0]
 
     def _look(self, i, x):
-        "Cross-attention of layer `i`: the beams of an image share its cells"
+        "Compute cross-attention of layer `i`: the beams of an image share its cells"
         m = self.decoder.layers[i].multihead_attn
         return _attend(m, _heads(m, x, 0, 1)[0], *self.cells[i])[0]
 
     def keep(
         self,
-        parent: Tensor,  # For each beam that is kept, the one it continues (b,beams)
+        parent: Tensor,  # For each kept beam, the beam that it continues (b,beams)
     ) -> None:
-        "Continue these beams: their ancestors are looked up, and no key or value is moved"
+        "Continue these beams; only the table of ancestors changes, keys and values are not moved"
         self.mine = self.mine.gather(1, parent[..., None].expand(-1, -1, self.mine.shape[2]))
 
     @torch.no_grad()
     def __call__(
         self,
-        vis: Tensor,  # Pictures (b,n,d); read at the first word only
+        vis: Tensor,  # Features of the images (b,n,d); read only at the first word
         tokens: Tensor,  # The words so far (r,s), one more than in the last call; r is b times the number of beams
     ) -> Tensor:  # Scores of the next word (r,1,v)
-        "Score the next word, from the last of `tokens` and the cached keys and values of the words before"
+        "Score the next word from the last of `tokens` and the cached keys and values of earlier words"
         s = tokens.shape[1]
         if s == 1:
             self._start(vis)
         b, k = self.mine.shape[:2]
         if s != self.seen + 1 or len(tokens) != b * k:
             raise ValueError(
-                f'tokens: {tuple(tokens.shape)}, but there are {b} pictures with {k} beams of {self.seen} words: '
-                'each call brings one word more'
+                f'tokens: {tuple(tokens.shape)}, but there are {b} images with {k} beams of {self.seen} words: '
+                'each call must add one word'
             )
         e = self.embed
         x = e.layer_norm(e.words(tokens[:, -1]) + e.positions.weight[s - 1]) * (tokens[:, -1:] != e.pad)
@@ -288,17 +286,16 @@ class Cached:
 
 # %% ../../nbs/models/40_decoding.ipynb #b40edec2
 def decode(
-    step: Callable,  # As for `greedy`; `Cached(...)` or any function of the pictures and the words so far
-    vis: Tensor,  # What the captions are about (b,...)
+    step: Callable,  # As for `greedy`; `Cached(...)` or any function of the images and the words so far
+    vis: Tensor,  # Features of the images (b,...)
     sos: int,  # First token of every caption
-    eos: int,  # Token that ends one
+    eos: int,  # Token that ends a caption
     max_len: int = 30,  # Longest caption, `sos` and `eos` included
     *,
     how: str = 'greedy',  # greedy, beam or nucleus
-    **kw,  # As for the function of this name: pad, never, repeat; of a beam beams, per_node, norm; of a nucleus p,
-    # temperature, seed, ids
+    **kw,  # pad, never, repeat; for beam also beams, per_node, norm; for nucleus also p, temperature, seed, ids
 ) -> Tensor:  # Token ids (b,s), s <= max_len
-    "Write one caption for each row of `vis`"
+    "Generate one caption for each row of `vis`"
     ways = dict(greedy=greedy, beam=beam, nucleus=nucleus)
     if how not in ways:
         raise did_you_mean('way to decode', how, ways)
@@ -310,10 +307,9 @@ def decode(
 def attention(
     embed: torch.nn.Module,  # A `CaptionEmbedding`
     decoder: torch.nn.Module,  # A `Decoder`
-    vis: Tensor,  # Pictures (b,n,d)
+    vis: Tensor,  # Features of the images (b,n,d)
     tokens: Tensor,  # Finished captions, [SOS] first (b,s)
-) -> Tensor:  # Weights (b,layers,heads,s-1,n), the sum over n is 1; row i is from when `tokens[:,i+1]` was
-    # written
+) -> Tensor:  # Weights (b,layers,heads,s-1,n) with sum 1 over n; row i predicts `tokens[:,i+1]`
     "Compute cross-attention weights over the image's cells, of each layer and head, for each word of a caption"
     x = embed(tokens[:, :-1])
     hide = causal_mask(x.shape[1], device=tokens.device) < 0

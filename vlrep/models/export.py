@@ -32,12 +32,12 @@ _NAMES = {shape: name for name, shape in RESNETS.items()}
 
 
 def known_as(
-    backbone: Backbone,  # Any
+    backbone: Backbone,  # Any `Backbone`
 ) -> tuple:  # torchvision's name for it, or None; depth, width
-    "Return torchvision's and timm's name of an architecture, None if they lack it, with depth and width"
+    "Return torchvision's and timm's name of an architecture (None if they lack it), depth and width"
     if isinstance(backbone, NamedBackbone):
         raise ValueError(
-            f'{backbone.name} is a network of another library already; the weights that it opens are '
+            f'{backbone.name} is already a network of another library, which can load '
             f'vlrep.load(RUN).backbone.net.state_dict()'
         )
     depth, width = backbone_shape(backbone.state_dict(), 'backbone')
@@ -72,8 +72,8 @@ def detectron2_state(
 def detectron2_grid(
     w: dict,  # Weights in detectron2's names
     x: torch.Tensor,  # Normalised images (b,3,h,w)
-) -> torch.Tensor:  # What detectron2 calls res5 (b,c,h/32,w/32)
-    "Run detectron2's ResNet in evaluation mode, straight from a dict of weights"
+) -> torch.Tensor:  # detectron2's res5 (b,c,h/32,w/32)
+    "Run detectron2's ResNet in evaluation mode from a dict of weights"
 
     def conv(x, name, stride=1):
         y = F.conv2d(x, w[name + '.weight'], None, stride, w[name + '.weight'].shape[2] // 2)
@@ -104,7 +104,7 @@ def _note(backbone, to, mean, std, size):
         depths = {w: ', '.join(str(d) for d, v in _NAMES if v == w) for w in (64, 128)}
         raise ValueError(
             f'{to} has no network like this one (visual_depth {depth}, visual_width {width}), and nothing was '
-            f'written: what it can open has visual_depth {depths[64]} with visual_width 64, or {depths[128]} '
+            f'written: it can open visual_depth {depths[64]} with visual_width 64, or {depths[128]} '
             f'with 128; train with --set visual_depth=18 --set visual_width=64, '
             'or with one of the recipes for which `vlrep pretrain --recipes` lists another library; '
             '--to onnx, torch-export and folder take any network'
@@ -175,9 +175,9 @@ print(grid.mean((2, 3)).shape)                   # (1, {features})""",
 def opening_lines(
     note: dict,  # Architecture and preprocessing that belong to the weights
     to: str,  # One of `LAYOUTS`
-    folder: FilePath = '.',  # Where the files will be
-) -> list:  # Lines of Python: they need the files in `folder`, and an image photo.jpg
-    "Return the lines of code that open an export in another library and compute a photo's features"
+    folder: FilePath = '.',  # Folder of the files
+) -> list:  # Lines of Python; they need the files in `folder` and an image photo.jpg
+    "Return lines of code that open an export in another library and compute a photo's features"
     folder = Path(folder)
     name = note['architecture']
     file = folder / {'torchvision': f'{name}.pth', 'timm': 'model.safetensors', 'detectron2': f'{name}.pkl'}[to]
@@ -196,7 +196,7 @@ def opening_lines(
 
 # %% ../../nbs/models/55_export.ipynb #b0a88f97
 def _write(folder, to, state, note):
-    "Weights and note of layout `to` into `folder`"
+    "Write the weights and the note of layout `to` to `folder`"
     name = note['architecture']
     if to == 'torchvision':
         torch.save(state, folder / f'{name}.pth')
@@ -224,7 +224,7 @@ def _write(folder, to, state, note):
 
 def _torchvision_net(name, state):
     "Build torchvision's network with these weights, up to its grid, in float64"
-    import torchvision  # here: it takes longer than PyTorch, and opening a run needs none of it
+    import torchvision  # imported here: it is slow to import, and opening a run does not need it
 
     net = getattr(torchvision.models, name)(weights=None)
     net.fc = torch.nn.Identity()
@@ -236,7 +236,7 @@ def _torchvision_net(name, state):
 
 # %% ../../nbs/models/55_export.ipynb #bb09d227
 def _read(folder, to, name):
-    "Read an exported network as a function of pixels from 0 to 255; return it and the name of its reader"
+    "Return an exported network as a function of pixels from 0 to 255, and the name of its reader"
     scale = 255
     by = f'torchvision.models.{name}'
     if to == 'torchvision':
@@ -269,15 +269,15 @@ def _read(folder, to, name):
 def relative_difference(
     a: torch.Tensor,  # Ours
     b: torch.Tensor,  # Theirs
-) -> float:  # Infinite for two shapes
-    "Compute the largest difference of two tensors, as a part of the first one's largest value"
+) -> float:  # Infinite if the shapes differ
+    "Compute the largest difference of two tensors, relative to the largest value of the first"
     if a.shape != b.shape:
         return float('inf')
     return ((a - b).abs().max() / a.abs().max().clamp(min=1e-12)).item() if a.numel() else 0.0
 
 
 def _error(backbone, read, mean, std):
-    "Largest difference between our grid and theirs, as a part of the grid's largest value"
+    "Compute the largest difference between our grid and theirs, relative to the grid's largest value"
     px = torch.randint(0, 256, (1, 3, 65, 97), generator=torch_rng('export')).double()
     net = copy.deepcopy(backbone).cpu().double().eval()
     net.autocast = None
@@ -288,16 +288,16 @@ def _error(backbone, read, mean, std):
 
 
 def export_backbone(
-    backbone: Backbone,  # Trained
-    folder: FilePath,  # Where to; it must not exist, or be empty
+    backbone: Backbone,  # A trained backbone
+    folder: FilePath,  # New folder for the files; it must not exist, or be empty
     to: str = 'torchvision',  # torchvision, timm or detectron2
-    mean: tuple = (0.485, 0.456, 0.406),  # What was subtracted from red, green and blue in [0,1]
-    std: tuple = (0.229, 0.224, 0.225),  # What they were then divided by
+    mean: tuple = (0.485, 0.456, 0.406),  # Mean of red, green and blue in [0,1], subtracted in training
+    std: tuple = (0.229, 0.224, 0.225),  # Standard deviation that they were divided by
     *,
     size: int = 224,  # Side of the images it was trained with
-) -> dict:  # `files`; `by`: what read them again; `error`: the largest relative difference then;
+) -> dict:  # `files`; `by`: what read them back; `error`: the largest relative difference;
     # `open`: lines of code that open them
-    "Write the backbone in another project's layout, read it there, compare; a `ValueError` says what does not fit"
+    "Write the backbone in another library's layout and check it; a `ValueError` says what does not fit"
     if to not in LAYOUTS:
         raise did_you_mean('layout', to, LAYOUTS)
     folder = Path(folder)
@@ -314,7 +314,7 @@ def export_backbone(
         error = _error(backbone, read, mean, std)
         if not error < 1e-5:
             raise ValueError(
-                f'{to}: what {by} read again differs by {error:.2g} from the backbone; nothing was written'
+                f'{to}: the files, read back by {by}, differ by {error:.2g} from the backbone; nothing was written'
             )
         files = sorted(p.name for p in new.iterdir())
     return dict(files=[str(folder / f) for f in files], by=by, error=error, open=opening_lines(note, to, folder))

@@ -25,7 +25,7 @@ class _StreamBlock(nn.Module):
     "One stream's part of a sublayer: queries, keys and values, and the feed-forward network"
 
     def __init__(self, sizes, attention_width, has_queries, has_keys):
-        "Make what the stream needs: queries if it attends, keys and values if another stream attends to it"
+        "Make queries if the stream attends, and keys and values if it is attended to"
         super().__init__()
         self.has_queries = has_queries
         self.has_keys = has_keys
@@ -65,11 +65,11 @@ class _PackedPositions:
 
 
 def _open(reals):
-    "Attention mask of these streams together (b,1,1,n), and which samples have anything to attend to (b,1,1,1)"
+    "Make the joint attention mask of streams (b,1,1,n), and mark samples with anything to attend to (b,1,1,1)"
     real = torch.cat(reals, 1)
     some = real.any(1, keepdim=True)
     first = torch.arange(real.shape[1], device=real.device) == 0
-    real = real | (first & ~some)  # attention needs something to look at
+    real = real | (first & ~some)  # attention needs at least one key
     mask = torch.zeros(real.shape, device=real.device).masked_fill_(~real, -torch.inf)
     return mask[:, None, None], some[:, None, None]
 
@@ -79,7 +79,7 @@ class FusionLayer(nn.Module):
 
     def __init__(
         self,
-        spec: Sublayer,  # Which stream attends to which
+        spec: Sublayer,  # Description of the sublayer
         config: FusionConfig,  # The sizes
     ):
         super().__init__()
@@ -102,7 +102,7 @@ class FusionLayer(nn.Module):
                 m.eps = config.eps
 
     def _heads(self, rows, seats):
-        "Queries, keys and values of each stream that has them, (b,heads,n,w/heads)"
+        "Compute queries, keys and values of each stream that has them, (b,heads,n,w/heads)"
         q = {}
         k = {}
         v = {}
@@ -122,8 +122,8 @@ class FusionLayer(nn.Module):
     def forward(
         self,
         rows: dict,  # Stream -> its vectors without padding (m,d)
-        seats: dict,  # Stream -> where they stand
-        key_mask: Callable,  # Streams attended to -> mask, and which samples have anything to attend to
+        seats: dict,  # Stream -> their positions
+        key_mask: Callable,  # Streams attended to -> mask, and samples with anything to attend to
     ) -> dict:  # Stream -> new vectors
         "Apply attention, then the feed-forward network"
         q, k, v = self._heads(rows, seats)
@@ -152,7 +152,7 @@ class FusionEncoder(nn.Module):
     def __init__(
         self,
         config: FusionConfig,  # The sizes
-        seed: int = 0,  # The initial weights depend on this and the sizes alone
+        seed: int = 0,  # With the sizes, determines the initial weights
     ):
         super().__init__()
         self.config = config
@@ -163,10 +163,10 @@ class FusionEncoder(nn.Module):
     def forward(
         self,
         text: Tensor,  # Vectors of words (b,s,d)
-        text_real: Tensor,  # Which of them are real (b,s) bool
+        text_real: Tensor,  # Real words (b,s) bool
         image: Tensor,  # Vectors of regions (b,n,e)
-        image_real: Tensor,  # Which of them are real (b,n) bool
-    ) -> tuple:  # (b,s,d) and (b,n,e); zero where not real
+        image_real: Tensor,  # Real regions (b,n) bool
+    ) -> tuple:  # (b,s,d) and (b,n,e); zero at padding
         "Compute contextual vectors of words and regions"
         xs = dict(text=text, image=image)
         reals = dict(text=text_real, image=image_real)
@@ -188,7 +188,7 @@ class FusionEncoder(nn.Module):
 @patch
 def start_from(
     self: FusionEncoder,
-    bert: Bert,  # Its layers; of the same width, and as many as there are sublayers with `tt`
+    bert: Bert,  # A BERT of the same width with one layer for each sublayer with `tt`
 ) -> FusionEncoder:
     "Copy the weights of a BERT's layers; a `ValueError` says what does not fit"
     to = [l for l, spec in zip(self.layers, self.config.sublayers) if 'tt' in spec.pairs.split()]
@@ -213,7 +213,7 @@ def start_from(
             pairs += zip(ours.parameters(), other.parameters(), strict=True)
         for p, q in pairs:
             if p.shape != q.shape:
-                raise ValueError(f'bert: its layers have other sizes: {tuple(q.shape)} instead of {tuple(p.shape)}')
+                raise ValueError(f'bert: its layers have different sizes: {tuple(q.shape)} instead of {tuple(p.shape)}')
             with torch.no_grad():
                 p.copy_(q)
     return self

@@ -18,25 +18,25 @@ from ..data.transforms import IMAGENET, resize_crop
 def cell_boxes(
     h: int,  # Rows of the grid
     w: int,  # Columns
-    device: str | torch.device = 'cpu',  # Where they are computed
-) -> Tensor:  # x0 y0 x1 y1 of each, row by row, as parts of width and height (h*w,4)
+    device: str | torch.device = 'cpu',  # Device of the boxes
+) -> Tensor:  # x0 y0 x1 y1 of each cell, row by row, as fractions of width and height (h*w,4)
     "Compute the box of every cell of a grid"
     y, x = torch.meshgrid(torch.arange(h, device=device), torch.arange(w, device=device), indexing='ij')
     return torch.stack([x / w, y / h, (x + 1) / w, (y + 1) / h], -1).flatten(0, 1)
 
 # %% ../../nbs/models/62_region_features.ipynb #6762000d
-_STEPS = 1024  # Parts of a cell that coordinates are rounded to
+_STEPS = 1024  # Coordinates are rounded to this fraction of a cell
 
 
 def roi_features(
-    grid: Tensor,  # What a backbone makes of images (b,c,h,w)
-    boxes: Tensor,  # x0 y0 x1 y1 of regions, as parts of width and height (b,n,4)
-    counts: Tensor,  # How many of the n are real (b,)
+    grid: Tensor,  # A backbone's output (b,c,h,w)
+    boxes: Tensor,  # x0 y0 x1 y1 of regions, as fractions of width and height (b,n,4)
+    counts: Tensor,  # Real regions of each image (b,)
 ) -> Tensor:  # float32 (b,n,c); zeros for regions that are not real
     "Average the grid over each box (RoI align); a `ValueError` names a box that is empty or outside the image"
     b, c, h, w = grid.shape
     if len(boxes) != b:  # roi_align would read beyond the grid
-        raise ValueError(f'boxes: of {len(boxes)} images, but grid is of {b}')
+        raise ValueError(f'boxes: of {len(boxes)} images, but the grid is of {b}')
     check_boxes(boxes, counts)
     real = sequence_mask(counts.to(grid.device), boxes.shape[1])
     cells = boxes.to(grid.device)[real].float() * torch.tensor([w, h, w, h], device=grid.device)
@@ -51,12 +51,12 @@ def roi_features(
 # %% ../../nbs/models/62_region_features.ipynb #67620016
 def whole_view(
     images: Tensor,  # Stored images (b,3,s,s), uint8
-    hw: Tensor,  # Height and width of the part of each that is image (b,2)
-    size: int,  # Side of the view
+    hw: Tensor,  # Height and width of the image in each square (b,2)
+    size: int,  # Side of the output
     mean: tuple = IMAGENET[0],
     std: tuple = IMAGENET[1],  # Normalisation
 ) -> Tensor:  # Float, normalised (b,3,size,size)
-    "Stretch all of each image into a square"
+    "Stretch each whole image to a square"
     hw = hw.to(images.device)
     x = resize_crop(images, torch.cat([torch.zeros_like(hw), hw], 1), size) / 255
     m, s = (torch.tensor(v, device=images.device).view(3, 1, 1) for v in (mean, std))
@@ -69,12 +69,12 @@ class RegionEncoder(nn.Module):
     def __init__(
         self,
         visual: nn.Module,  # A backbone: `images` -> grid (b,c,h,w), with `width`; None for files
-        how: str = 'grid',  # 'grid': every cell; 'boxes': those of the batch; 'files': features of the batch
+        how: str = 'grid',  # 'grid': every cell; 'boxes': boxes of the batch; 'files': features of the batch
         classifier: nn.Linear = None,  # From features to scores of classes, for `region_probs`
         *,
-        width: int = 0,  # Of the features d; by default the backbone's. For files it has to be given
-        classes: int = 0,  # In the distributions that files hold c; 0: they hold none
-        names: list = (),  # Of the classes, if they are known
+        width: int = 0,  # Width d of the features; by default the backbone's; required for files
+        classes: int = 0,  # Classes c of the distributions in files; 0: the files contain none
+        names: list = (),  # Names of the classes, if known
         frozen: bool = True,  # Backbone and classifier are not trained, and stay in evaluation mode
     ):
         super().__init__()
@@ -91,7 +91,7 @@ class RegionEncoder(nn.Module):
 
     def forward(
         self,
-        batch: dict,  # With `images` (b,3,h,w); 'boxes': `region_boxes`, `region_counts`
+        batch: dict,  # With `images` (b,3,h,w); for 'boxes' also `region_boxes`, `region_counts`
     ) -> dict:  # region_feats (b,n,d), region_boxes (b,n,4), region_counts (b,); perhaps region_probs (b,n,c)
         "Compute the regions of a batch"
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen):
@@ -120,10 +120,10 @@ class RegionEncoder(nn.Module):
         )
 
     def train(self, mode: bool = True) -> 'RegionEncoder':
-        "Switch to training mode, or back; what is frozen stays in evaluation mode"
+        "Set training or evaluation mode; a frozen encoder stays in evaluation mode"
         return super().train(mode and not self.frozen)
 
     def freeze(self) -> 'RegionEncoder':
-        "Freeze backbone and classifier: no gradients, always evaluation mode"
+        "Freeze backbone and classifier, without gradients and in evaluation mode"
         self.frozen = True
         return self.requires_grad_(False).eval()

@@ -25,7 +25,7 @@ from .region_features import RegionEncoder, whole_view
 
 # %% ../../nbs/models/66_region_sources.ipynb #67660007
 class CellRegions:
-    "The cells of a backbone's grid as regions: photo -> features (k,d), boxes (k,4), no distributions"
+    "Cells of a backbone's grid as regions: photo -> features (k,d), boxes (k,4), no distributions"
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class CellRegions:
         mean: tuple = IMAGENET[0],
         std: tuple = IMAGENET[1],  # Normalisation
         *,
-        device: str = 'cpu',  # Where it is computed
+        device: str = 'cpu',  # Device of the backbone
     ):
         self.encoder = RegionEncoder(backbone, 'grid').eval().to(device)
         self.width = backbone.width
@@ -57,7 +57,7 @@ class CellRegions:
         return got['region_feats'][0].float().cpu().numpy(), got['region_boxes'][0].cpu().numpy(), None
 
 # %% ../../nbs/models/66_region_sources.ipynb #6766000a
-# Of torchvision
+# Detectors of torchvision
 DETECTORS = (
     'fasterrcnn_resnet50_fpn',
     'fasterrcnn_resnet50_fpn_v2',
@@ -79,7 +79,7 @@ def _made(name, weights, classes=91):
     try:
         with redirect_stderr(io.StringIO()):
             return made(weights=weights), available[weights].meta['categories']
-    except Exception as e:  # whatever a download raises
+    except Exception as e:  # any error of a download
         why = ' '.join(str(e).split()) or type(e).__name__
         raise ValueError(
             f'{name}: the weights {weights} cannot be downloaded ({why[:120]}): give a file of them'
@@ -88,8 +88,8 @@ def _made(name, weights, classes=91):
 
 def load_detector(
     name: str = 'fasterrcnn_resnet50_fpn',  # One of `DETECTORS`
-    weights: FilePath = 'DEFAULT',  # A file with its weights, or what torchvision calls them: DEFAULT, COCO_V1
-) -> tuple:  # The detector, in evaluation mode; the names of its classes, if they are known
+    weights: FilePath = 'DEFAULT',  # A file with its weights, or torchvision's name for them: DEFAULT, COCO_V1
+) -> tuple:  # The detector, in evaluation mode; the names of its classes, if known
     "Load a Faster R-CNN of torchvision; a `ValueError` if weights do not fit or cannot be downloaded"
     if name not in DETECTORS:
         raise did_you_mean('detector', name, DETECTORS)
@@ -110,16 +110,16 @@ def load_detector(
 
 # %% ../../nbs/models/66_region_sources.ipynb #6766000b
 class DetectorRegions:
-    "The regions that a Faster R-CNN of torchvision finds: photo -> features (k,d), boxes (k,4), distributions (k,c)"
+    "Regions from torchvision's Faster R-CNN: photo -> features (k,d), boxes (k,4), distributions (k,c)"
 
     def __init__(
         self,
-        detector: nn.Module,  # Of torchvision
-        max_regions: int = 100,  # Regions of a photo
+        detector: nn.Module,  # A detector of torchvision
+        max_regions: int = 100,  # Maximum number of regions per photo
         overlap: float = 0.5,  # IoU threshold of non-maximum suppression within a class
         *,
-        names: list = (),  # Of its classes
-        device: str = 'cpu',  # Where it is computed
+        names: list = (),  # Names of its classes
+        device: str = 'cpu',  # Device of the detector
     ):
         self.net = detector.eval().to(device)
         self.device = device
@@ -135,7 +135,7 @@ class DetectorRegions:
         self,
         image_batch: Image.Image,  # RGB
     ) -> tuple:  # float32 arrays
-        "Detect the regions of a photo, the most confident first: features, boxes, probabilities"
+        "Detect the regions of a photo, most confident first; return features, boxes, probabilities"
         images, _ = self.net.transform([pil_to_tensor(image_batch).to(self.device).float() / 255])
         grids = self.net.backbone(images.tensors)
         grids = grids if isinstance(grids, dict) else {'0': grids}

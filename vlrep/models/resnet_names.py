@@ -11,7 +11,7 @@ RESNETS = {f'resnet{d}': (d, 64) for d in (18, 34, 50, 101, 152)} | {f'wide_resn
 
 def split_weights(
     name: str,  # resnet50, timm/convnext_atto, timm/convnext_atto.d2_in1k, torchvision/resnet50:IMAGENET1K_V2
-) -> tuple:  # Name of the network; name of its weights, '' without
+) -> tuple:  # Name of the network; name of its weights, '' if there is none
     "Split the name of a backbone into its network and its weights"
     library, _, rest = name.partition('/')
     mark = dict(timm='.', torchvision=':').get(library)
@@ -24,6 +24,6 @@ def split_weights(
 def own_resnet(
     name: str,  # As for `split_weights`
 ) -> str:  # One of `RESNETS`, or None
-    "Return the ResNet of this library that a name stands for; torchvision's have the same names there"
+    "Return this library's name of a ResNet, with or without the prefix of torchvision"
     network = split_weights(name)[0].removeprefix('torchvision/')
     return network if network in RESNETS else None

@@ -18,9 +18,9 @@ class Packing:
 
     def __init__(
         self,
-        real: Tensor,  # Which tokens of each caption are real (b,s) bool
+        real: Tensor,  # True for real tokens (b,s) bool
         *,
-        multiple: int = 1,  # Keep the first padding positions, so that the number of rows is a multiple of this
+        multiple: int = 1,  # Keep some padding, so that the number of rows is a multiple of this
     ):
         self.shape = tuple(real.shape)
         self.multiple = multiple
@@ -35,25 +35,25 @@ class Packing:
         self,
         x: Tensor,  # (b,s,...)
     ) -> Tensor:  # (n,...), caption after caption
-        "Take the rows that stay"
+        "Take the rows of the real tokens"
         return x.flatten(0, 1).index_select(0, self.at)
 
     def pad(
         self,
         x: Tensor,  # (n,...)
     ) -> Tensor:  # (b,s,...)
-        "Put each token at its place, zero at padding"
+        "Put each token back at its position, with zeros at padding"
         rows = x.new_zeros(self.shape[0] * self.shape[1], *x.shape[1:])
         return rows.index_copy_(0, self.at, x).unflatten(0, self.shape)
 
 # %% ../../nbs/models/20_text_decoder.ipynb #9e8526f2
 def drop(
-    x: Tensor,  # Anything
+    x: Tensor,  # Any tensor
     p: float = 0.1,  # Probability of a zero, in [0,1)
-    training: bool = True,  # Do nothing if not
-    packing: Packing = None,  # `x` is packed; what is drawn is what would be drawn for the padded batch
-) -> Tensor:  # Like `x`; what stays is scaled up so that the mean stays
-    "Apply dropout; on a CPU from 16 random bits an element"
+    training: bool = True,  # If False, return `x`
+    packing: Packing = None,  # `x` is packed; the same elements are dropped as in the padded batch
+) -> Tensor:  # Like `x`; the remaining elements are scaled up to keep the mean
+    "Apply dropout; on a CPU from 16 random bits per element"
     if not training or p == 0:
         return x
     if x.device.type != 'cpu':
@@ -65,12 +65,12 @@ def drop(
     bits = bits[:n].view(shape)
     if packing is not None:
         bits = packing.pack(bits)
-    y = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x  # the factor has more digits
+    y = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x  # bf16 would round the factor
     return (y * (bits >= k - 2**15).to(y.dtype).mul_(2**16 / (2**16 - k))).to(x.dtype)
 
 # %% ../../nbs/models/20_text_decoder.ipynb #89b3f094
 class CaptionEmbedding(nn.Module):
-    "Word and position vectors, summed and normalised; nothing at padding (VirTex sec. 3; details from the virtex code)"
+    "Word and position vectors, summed and normalised; zero at padding (VirTex sec. 3; details from the virtex code)"
 
     def __init__(
         self,
@@ -91,9 +91,9 @@ class CaptionEmbedding(nn.Module):
     def forward(
         self,
         tokens: Tensor,  # Token ids (b,s)
-        packing: Packing = None,  # Leave padding out
+        packing: Packing = None,  # If given, leave padding out
     ) -> Tensor:  # (b,s,d), or (n,d) without padding
-        "Embed tokens, as zero where they are padding"
+        "Embed tokens; padding becomes zero"
         s = tokens.shape[1]
         if s > self.max_len:
             raise ValueError(f'tokens: {s} tokens, but there are positions for {self.max_len} only: truncate captions')
@@ -109,9 +109,9 @@ class CaptionEmbedding(nn.Module):
 def causal_mask(
     s: int,  # Tokens
     lengths: Tensor = None,  # Real tokens in each caption (b,); None = all
-    causal: bool | Tensor = True,  # Hide the future? Of all captions, or of each (b,) bool
-    device: str | torch.device = None,  # Where to make it
-) -> Tensor:  # 0 where a row's token may attend to a column's, else -inf: (s,s), or (b,1,s,s) with `lengths`
+    causal: bool | Tensor = True,  # Hide later tokens? For all captions, or for each (b,) bool
+    device: str | torch.device = None,  # Device of the mask
+) -> Tensor:  # 0 where the row's token may attend to the column's, else -inf: (s,s), or (b,1,s,s) with `lengths`
     "Make an attention mask that hides padding and, if causal, all later tokens"
     i = torch.arange(s, device=device)
     hide = i > i[:, None]
@@ -145,7 +145,7 @@ class DecoderLayer(nn.TransformerDecoderLayer):
     "PyTorch's decoder layer, with the same parameters and outputs, and a faster `forward`"
 
     def _heads(self, x, m, lo, hi, *, packing=None):
-        "Project `x` (b,n,d), or packed, to parts `lo`:`hi` of `m`'s query, key, value, each (b,heads,n,d/heads)"
+        "Project `x` (b,n,d), or packed, to `lo`:`hi` of `m`'s query, key, value, each (b,heads,n,d/heads)"
         d = x.shape[-1]
         y = F.linear(x, m.in_proj_weight[lo * d : hi * d], m.in_proj_bias[lo * d : hi * d])
         if packing is not None:
@@ -153,7 +153,7 @@ class DecoderLayer(nn.TransformerDecoderLayer):
         return [part.unflatten(-1, (m.num_heads, -1)).transpose(1, 2) for part in y.split(d, -1)]
 
     def _attend(self, m, q, k, v, *, mask=None, packing=None):
-        "Attention and the output projection of `m` (b,s,d)"
+        "Compute attention and the output projection of `m` (b,s,d)"
         y = attend(q, k, v, mask, m.dropout if self.training else 0.0).transpose(1, 2).flatten(2)
         return self._drop(m.out_proj(y if packing is None else packing.pack(y)), packing)
 
@@ -177,8 +177,8 @@ class DecoderLayer(nn.TransformerDecoderLayer):
         self,
         x: Tensor,  # Caption (b,s,d), or (n,d) without padding
         vis: Tensor,  # Cells of the image (b,n,d)
-        mask: Tensor = None,  # As `causal_mask` makes it
-        packing: Packing = None,  # Where the rows of `x` stand, if padding was left out
+        mask: Tensor = None,  # From `causal_mask`
+        packing: Packing = None,  # Positions of the rows of `x`, if padding was left out
     ) -> Tensor:  # Like `x`
         "Apply self-attention, cross-attention and feed-forward network"
         if self.norm_first:
@@ -192,7 +192,7 @@ class DecoderLayer(nn.TransformerDecoderLayer):
 # %% ../../nbs/models/20_text_decoder.ipynb #5b9706ef
 def layer_heads(
     width: int,  # d
-    heads: int = None,  # Attention heads; by default one for each 64 channels
+    heads: int = None,  # Attention heads; by default one per 64 channels
     norm: str = 'post',  # 'post' or 'pre'
 ) -> int:  # Attention heads
     "Choose the number of attention heads; a `ValueError` if they cannot share the width, or `norm` is unknown"
@@ -211,11 +211,11 @@ class Decoder(nn.Module):
         self,
         width: int,  # d
         depth: int = 1,  # Layers
-        heads: int = None,  # Attention heads; by default one for each 64 channels
-        ffn: int = None,  # Hidden width of the feed-forward part; by default 4d
-        dropout: float = 0.1,  # On attention weights, inside the feed-forward part and after each part
+        heads: int = None,  # Attention heads; by default one per 64 channels
+        ffn: int = None,  # Hidden width of the feed-forward network; by default 4d
+        dropout: float = 0.1,  # On attention weights, inside the feed-forward network and after each sublayer
         *,
-        norm: str = 'post',  # 'post' as in the paper, or 'pre' with a last LayerNorm, as in the virtex code
+        norm: str = 'post',  # 'post' as in the paper, or 'pre' with a final LayerNorm, as in the virtex code
     ):
         super().__init__()
         heads = layer_heads(width, heads, norm)
@@ -229,9 +229,9 @@ class Decoder(nn.Module):
         vis: Tensor,  # Projected cells of the grid (b,n,d)
         lengths: Tensor = None,  # Real tokens in each caption (b,); None = all
         causal: bool
-        | Tensor = True,  # Hide the future, of all or of each caption (b,)? Masked language modelling does not
+        | Tensor = True,  # Hide later tokens, for all or for each caption (b,)? Masked language modelling does not
         *,
-        packing: Packing = None,  # `x` (n,d) has no padding; this is where its rows stand
+        packing: Packing = None,  # Positions of the rows of `x` (n,d), if padding was left out
     ) -> Tensor:  # Like `x`
         "Compute the decoder's hidden state at each token"
         s = x.shape[1] if packing is None else packing.shape[1]
@@ -245,7 +245,7 @@ def reverse_captions(
     tokens: Tensor,  # Token ids (b,s), padded on the right
     lengths: Tensor,  # Real tokens in each caption (b,)
 ) -> Tensor:  # (b,s)
-    "Reverse each caption, its padding left in place: [EOS] c_T ... c_1 [SOS]"
+    "Reverse each caption and keep its padding at the end: [EOS] c_T ... c_1 [SOS]"
     i = torch.arange(tokens.shape[1], device=tokens.device)[None]
     last = lengths[:, None] - 1
     return tokens.gather(1, torch.where(i <= last, last - i, i))
@@ -254,11 +254,11 @@ def reverse_captions(
 @torch.no_grad()
 def init_weights(
     module: nn.Module,  # Embedding, decoder, projection, ...
-    std: float | str = 0.02,  # Standard deviation, or 'fan_in' for one over the root of the number of inputs
-    generator: torch.Generator = None,  # A `torch.Generator`; None draws from PyTorch's global one
-    zero_bias: bool = False,  # Set biases to zero, too? Else they stay as they are
+    std: float | str = 0.02,  # Standard deviation, or 'fan_in' for 1 / sqrt(number of inputs)
+    generator: torch.Generator = None,  # None uses PyTorch's global generator
+    zero_bias: bool = False,  # Set biases to zero? Otherwise they do not change
 ) -> nn.Module:  # The same module
-    "Draw normal weights for linear, attention and embedding layers, zero for padding"
+    "Draw normal weights for linear, attention and embedding layers; the embedding of padding is zero"
 
     def fill(w):
         w.normal_(0, w.shape[1] ** -0.5 if std == 'fan_in' else std, generator=generator)

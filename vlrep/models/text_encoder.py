@@ -35,9 +35,9 @@ class EncoderLayer(nn.TransformerEncoderLayer):
 
     def forward(
         self,
-        x: Tensor,  # Words (b,s,d), or with `packing` the real ones alone (n,d)
-        mask: Tensor = None,  # Added to the scores of attention, as `causal_mask` makes it
-        packing: Packing = None,  # Where the rows of `x` stand, if padding was left out
+        x: Tensor,  # Words (b,s,d), or with `packing` only the real ones (n,d)
+        mask: Tensor = None,  # Added to the attention scores, from `causal_mask`
+        packing: Packing = None,  # Positions of the rows of `x`, if padding was left out
     ) -> Tensor:  # Like `x`
         "Apply self-attention and feed-forward network"
         if self.norm_first:
@@ -73,9 +73,9 @@ class TextEncoder(nn.Module):
         width: int = 1024,  # d (LocTex sec. 3.2)
         depth: int = 4,  # Layers (LocTex sec. 3.2)
         heads: int = None,  # Attention heads, by default width/64: 16 at 1024 (LocTex sec. 3.2)
-        dropout: float = 0.1,  # As VirTex's decoders; the paper does not say
+        dropout: float = 0.1,  # As in VirTex's decoders; the paper does not state it
         *,
-        norm: str = 'post',  # Where LayerNorm stands: 'post' or 'pre'
+        norm: str = 'post',  # LayerNorm after ('post') or before ('pre') each sublayer
         max_len: int = 60,  # Longest text in tokens (LocTex sec. 3.5)
         pad: int = 4,  # Id of padding
         std=0.02,  # Initial standard deviation, or 'fan_in'
@@ -92,14 +92,14 @@ class TextEncoder(nn.Module):
     def forward(
         self,
         tokens: Tensor,  # Tokens, padding last (b,s)
-        lengths: Tensor,  # Real ones in each row (b,)
-    ) -> Tensor:  # (b,s,d); what stands at padding means nothing
+        lengths: Tensor,  # Real tokens in each row (b,)
+    ) -> Tensor:  # (b,s,d); arbitrary at padding
         "Compute the contextual vector of each token"
         s = tokens.shape[1]
         x = self.embed(tokens)
         packing = None
-        mask = causal_mask(s, lengths, False, tokens.device)[:, :, :1]  # of (b,1,s,s) all rows are alike
-        exporting = torch.compiler.is_exporting()  # into a graph, which has no branches
+        mask = causal_mask(s, lengths, False, tokens.device)[:, :, :1]  # all rows of (b,1,s,s) are the same
+        exporting = torch.compiler.is_exporting()  # a graph has no branches
         if tokens.device.type == 'cpu' and not exporting and (lengths < s).any():
             packing = Packing(sequence_mask(lengths, s))
             x = packing.pack(x)
@@ -112,7 +112,7 @@ class TextEncoder(nn.Module):
 # %% ../../nbs/models/30_text_encoder.ipynb #b2ca6329
 def mean_words(
     x: Tensor,  # Words (b,s,d)
-    lengths: Tensor,  # Real ones in each row (b,)
+    lengths: Tensor,  # Real words in each row (b,)
 ) -> Tensor:  # (b,d)
     "Average the real words of each row; zero if there are none (LocTex sec. 3.3)"
     real = sequence_mask(lengths, x.shape[1])

@@ -25,7 +25,7 @@ from .shared_options import option_callbacks
 
 # %% ../../nbs/training/40_callbacks.ipynb #a392b7f4
 class LRScheduler(BaseCallback):
-    "Learning rate of each group = its peak x `factor(step)`"
+    "Set the learning rate of each group to its peak times `factor(step)`"
 
     name = 'schedule'
     order = 0
@@ -58,9 +58,9 @@ class LRScheduler(BaseCallback):
 
 # %% ../../nbs/training/40_callbacks.ipynb #f272a247
 def gradient_norm(
-    learn: 'Learner',  # In a step, its gradients not yet set to zero
+    learn: 'Learner',  # A learner in a step, with gradients not yet zeroed
 ) -> torch.Tensor:  # ()
-    "Measure the length of the gradient before clipping"
+    "Return the norm of the gradient before clipping"
     if hasattr(learn, 'clip'):
         return learn.clip.norm
     return torch.nn.utils.get_total_norm(
@@ -69,7 +69,7 @@ def gradient_norm(
 
 
 class GradientClip(BaseCallback):
-    "Clip the total norm of the gradient to `max_norm`; `norm` is the total norm before"
+    "Clip the total norm of the gradient to `max_norm`; `norm` is the norm before clipping"
 
     name = 'clip'
     order = 12
@@ -97,8 +97,8 @@ class StepSeed(BaseCallback):
 
     def __init__(
         self,
-        seed: int,  # Of the run
-        rank: int = 0,  # Of this process
+        seed: int,  # Seed of the run
+        rank: int = 0,  # Rank of this process
     ):
         self.seed = seed
         self.rank = rank
@@ -112,7 +112,7 @@ class StepSeed(BaseCallback):
 
     def before_batch(self) -> None:
         s = seed_of(self.seed, 'step', self.learn.train_state.batch, self.rank)
-        # torch.manual_seed tells every kind of device, which takes a millisecond
+        # torch.manual_seed seeds every kind of device, which takes a millisecond
         torch.default_generator.manual_seed(s)
         if self.kind != 'cpu':
             getattr(torch, self.kind).manual_seed(s)
@@ -126,15 +126,15 @@ class StepSeed(BaseCallback):
         self.on_exit()
 
 # %% ../../nbs/training/40_callbacks.ipynb #d78b6580
-_SMALL = 2**20  # Larger buffers, such as queues, are changed after the step, by callbacks that check `learn.bad`
+_SMALL = 2**20  # Larger buffers, such as queues, are changed after the step by callbacks that check `learn.bad`
 
 
 class TrainingDiverged(ValueError):
-    "Too many steps in a row had a loss or a gradient that was not finite"
+    "Too many consecutive steps had a loss or gradient that was not finite"
 
 
 class SkipNonFinite(StatefulCallback):
-    "Leave out steps whose loss or gradient is not finite; a `TrainingDiverged` when `limit` come in a row"
+    "Skip steps whose loss or gradient is not finite; raise `TrainingDiverged` after `limit` in a row"
 
     name = 'finite'
     order = 13
@@ -143,8 +143,8 @@ class SkipNonFinite(StatefulCallback):
 
     def __init__(
         self,
-        limit: int = 10,  # Bad steps in a row that end the fit
-        log=None,  # File to which each of them is appended as a line of JSON
+        limit: int = 10,  # Number of consecutive bad steps that ends the fit
+        log=None,  # File to which each bad step is appended as a line of JSON
     ):
         self.limit = limit
         self.log = log
@@ -154,14 +154,14 @@ class SkipNonFinite(StatefulCallback):
 
     def before_fit(self) -> None:
         self.run = is_training(self.learn)
-        if not self.learn.accumulate.micro:  # else a window is open
+        if not self.learn.accumulate.micro:  # otherwise an accumulation window is open
             self.why = None
             self.ids = []
         self.now = [b for b in self.model.buffers() if b.is_floating_point() and b.numel() <= _SMALL]
         self.old = [b.clone() for b in self.now]
 
     def before_batch(self) -> None:
-        "Remember what the forward pass will change"
+        "Store the buffers that the forward pass may change"
         if self.now:
             torch._foreach_copy_(self.old, self.now)
         if 'id' in self.yb[0]:
@@ -169,20 +169,20 @@ class SkipNonFinite(StatefulCallback):
 
     @property
     def scaler(self) -> 'torch.amp.GradScaler | None':
-        "The scaler of float16, None without one"
+        "Return the scaler of float16, or None"
         return self.learn.precision.scaler if hasattr(self.learn, 'precision') else None
 
     def after_loss(self) -> None:
-        # all processes must leave out the same steps
+        # all processes must skip the same steps
         self.to_check = self.loss_func.whole_total if self.learn.dist.world_size > 1 else self.loss_grad.detach()
 
     def after_backward(self) -> None:
-        # the other batches of its step may be counted; a scaler leaves a step out before the check below
+        # other batches of the step may be finite; a scaler skips a step before the check below
         if self.learn.accumulate.n > 1 or self.scaler:
             self._check_loss(self.to_check.item())
 
     def before_step(self) -> None:
-        "Check loss and gradient before the weights are updated; the host waits for the device here, and only once"
+        "Check loss and gradient before the weights are updated, with a single synchronisation"
         norm = gradient_norm(self.learn)
         loss, norm = torch.stack([self.to_check.to(norm), norm]).tolist()
         self._check_loss(loss)
@@ -192,7 +192,7 @@ class SkipNonFinite(StatefulCallback):
             raise CancelStepException()
 
     def _check_loss(self, loss):
-        "Mark a batch whose loss is not finite, and put back what its forward pass has changed"
+        "Mark a batch whose loss is not finite, and restore the buffers"
         if math.isfinite(loss):
             return
         self.learn.bad = True
@@ -242,15 +242,13 @@ class SkipNonFinite(StatefulCallback):
 
 # %% ../../nbs/training/40_callbacks.ipynb #0e2a6471
 def default_callbacks(
-    recipe: object,  # Has `steps` and `warmup`, and `clip`: the largest norm of the gradient, 0 for none
-    seed: int = 0,  # Of dropout
+    recipe: object,  # Has `steps`, `warmup` and `clip`, the largest norm of the gradient (0: no clipping)
+    seed: int = 0,  # Seed of dropout
     precision: str = 'auto',  # As for `MixedPrecision`
     schedule: Callable = None,  # Steps done -> factor of the learning rates; by default warm-up, then a cosine to 0
-    dist: Dist = None,  # Dropout differs from process to process, and gradients are averaged; `current_dist()` by
-    # default
+    dist: Dist = None,  # The processes; `current_dist()` by default
 ) -> list:  # Callbacks
-    "Make the callbacks of a recipe: schedule, clipping, seed of each step, precision, skipped steps,"
-    '`option_callbacks`'
+    "Make the callbacks of a recipe: schedule, clipping, seeding, precision, skipped steps, `option_callbacks`"
     dist = dist or current_dist()
     schedule = schedule or partial(warmup_cosine, total=recipe.steps, warmup=recipe.warmup)
     callbacks = [LRScheduler(schedule)]

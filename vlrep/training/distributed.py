@@ -29,27 +29,27 @@ _TURNS = itertools.count()
 
 @dataclass(frozen=True)
 class Dist:
-    "One of the processes that train together: `rank` out of `world_size`"
+    "One of the processes that train together: number `rank` of `world_size`"
 
     rank: int = 0  # Index of this process
     world_size: int = 1  # Number of processes
-    device: str = 'cpu'  # Where it computes
-    timeout: float = 600.0  # Seconds after which it gives up waiting for the others
+    device: str = 'cpu'  # Device of this process
+    timeout: float = 600.0  # Seconds to wait for the other processes
 
     def check(self) -> None:
-        "Check that PyTorch's process group has the size of this object; else a `ValueError`"
+        "Raise a `ValueError` unless PyTorch's process group has the size of this object"
         n = distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
         if n > 1 and n != self.world_size:
             raise ValueError(f'dist: {n} processes train together, and this says {self.world_size}: pass init_dist()')
 
     @property
     def is_main(self) -> bool:
-        "Tell whether this process is the one that writes files"
+        "Tell whether this is the process that writes files"
         return self.rank == 0
 
     def sum(
         self,
-        x: Tensor,  # Of the same shape in every process
+        x: Tensor,  # A tensor with the same shape in every process
     ) -> Tensor:  # Without gradient
         "Add a tensor over all processes"
         if self.world_size == 1:
@@ -60,7 +60,7 @@ class Dist:
 
     def broadcast(
         self,
-        x: Tensor,  # Of the same shape in every process
+        x: Tensor,  # A tensor with the same shape in every process
     ) -> Tensor:
         "Return the main process's `x`"
         if self.world_size == 1:
@@ -71,7 +71,7 @@ class Dist:
 
     def objects(
         self,
-        x: object,  # What `pickle` can hold
+        x: object,  # Any object that can be pickled
     ) -> list:  # By rank
         "Collect the `x` of every process"
         if self.world_size == 1:
@@ -88,8 +88,8 @@ class Dist:
     def gather(
         self,
         x: Tensor,  # Own rows (b,...); `b` may differ from process to process
-    ) -> tuple:  # All rows (n,...), and the index of the first own one
-        "Collect the rows of all processes; a gradient flows back to the process they are from"
+    ) -> tuple:  # All rows (n,...), and the index of the first own row
+        "Collect the rows of all processes; gradients flow back to their processes"
         if self.world_size == 1:
             return x, 0
         mine = torch.zeros(self.world_size, dtype=torch.long, device=self.device)
@@ -101,9 +101,9 @@ class Dist:
 
     @contextmanager
     def main_first(self) -> 'Iterator[None]':
-        """Run the body in the main process first, then in the others, which find the files that it wrote
+        """Run the body in the main process first, then in the others, which can read the files that it wrote
 
-        They wait without a time limit, since preparing files may take longer than a collective operation may.
+        They wait without a time limit, since preparing files may take longer than `timeout`.
         """
         if self.world_size == 1:
             yield
@@ -120,7 +120,7 @@ class Dist:
 
 # %% ../../nbs/training/05_distributed.ipynb #80759403
 _JOINED = [Dist()]
-_REACH = 30.0  # Seconds after which an address that does not answer at all is taken to be wrong
+_REACH = 30.0  # Seconds after which an address that does not answer is assumed to be wrong
 
 
 def _number(name):
@@ -133,7 +133,7 @@ def _number(name):
 
 
 def _wait(condition, seconds):
-    "Wait until `condition()` holds, at most so many seconds; return whether it does"
+    "Wait for `condition()` for at most `seconds`; return whether it is true"
     until = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > until:
@@ -143,12 +143,12 @@ def _wait(condition, seconds):
 
 
 def _is_host(rank):
-    "Tell whether this process hosts the common store; where `torchrun`'s agent hosts it, none does"
+    "Tell whether this process hosts the common store, which `torchrun`'s agent may host instead"
     return rank == 0 and os.environ.get('TORCHELASTIC_USE_AGENT_STORE') != 'True'
 
 
 def _reach(address, port, timeout):
-    "Wait until somebody listens at an address; a `ProcessFailure` names it if nobody does"
+    "Wait until a process listens at an address; a `ProcessFailure` names the address if none does"
     begun = time.monotonic()
     announced = False
     while True:
@@ -156,7 +156,7 @@ def _reach(address, port, timeout):
             return socket.create_connection((address, port), timeout=5).close()
         except OSError as e:
             why = e
-        # an address that refuses is right: rank 0 may be about to begin
+        # an address that refuses the connection is right: rank 0 may be about to start
         limit = timeout if isinstance(why, ConnectionRefusedError) else min(timeout, _REACH)
         waited = time.monotonic() - begun
         if waited >= limit:
@@ -171,22 +171,22 @@ def _reach(address, port, timeout):
 
 
 def _meeting_place(rank, size, timeout):
-    "Return the store at the address in the environment, through which the training processes meet"
+    "Return the store at the address in the environment variables, through which the processes communicate"
     address = os.environ['MASTER_ADDR']
     port = _number('MASTER_PORT')
     host = _is_host(rank)
-    more = dict(wait_for_workers=False, use_libuv=os.environ.get('USE_LIBUV', '1') == '1')  # as PyTorch has it
+    more = dict(wait_for_workers=False, use_libuv=os.environ.get('USE_LIBUV', '1') == '1')  # as in PyTorch
     if host:
         store = distributed.TCPStore(
             '127.0.0.1', port, size, True, timedelta(seconds=timeout), multi_tenant=True, **more
         )
-    # the host, too: it may run on another machine than is said
+    # also on the host: MASTER_ADDR may name a different machine
     _reach(address, port, timeout)
     return store if host else distributed.TCPStore(address, port, size, False, timedelta(seconds=timeout), **more)
 
 # %% ../../nbs/training/05_distributed.ipynb #e82b5940
 def _ranks(numbers):
-    "Ranks in words: 'rank 1', 'ranks 1, 2'"
+    "Format ranks: 'rank 1', 'ranks 1, 2'"
     return f'rank{"s" if len(numbers) > 1 else ""} {", ".join(map(str, numbers))}'
 
 
@@ -196,7 +196,7 @@ def _missing(store, what, dist):
 
 
 def _meet(store, dist):
-    "Wait until all processes are there; a `ProcessFailure` says which one was refused, or did not come"
+    "Wait for all processes; a `ProcessFailure` says which one failed or did not start"
     store.set(f'vlrep/here/{dist.rank}', '1')
     _wait(lambda: not _missing(store, 'here', dist) or store.check(['vlrep/refused']), dist.timeout)
     late = _missing(store, 'here', dist)
@@ -209,7 +209,7 @@ def _meet(store, dist):
 
 
 def _linger(store, dist):
-    "Say that this process has read why all end; the host of the store waits until the others have, at most 20 s"
+    "Confirm that this process has read the reason; the host of the store waits up to 20 s for the others"
     store.set(f'vlrep/heard/{dist.rank}', '1')
     if _is_host(dist.rank):
         _wait(lambda: not _missing(store, 'heard', dist), 20.0)
@@ -218,7 +218,7 @@ def _linger(store, dist):
 def tell_others(
     reason: str,  # Why this process ends
 ) -> None:
-    "Tell the processes that wait to meet this one why it was refused, so that they end, too"
+    "Tell the processes that wait for this one why it ends, so that they also end"
     if 'RANK' not in os.environ or _JOINED[0].world_size > 1:
         return
     with suppress(KeyError, OSError, RuntimeError, ValueError):
@@ -231,7 +231,7 @@ def tell_others(
 
 # %% ../../nbs/training/05_distributed.ipynb #1d46038f
 def current_dist() -> Dist:
-    "Return this process among those of its group, as `init_dist` gave it; `Dist()` where there is no group"
+    "Return the `Dist` of this process from `init_dist`; `Dist()` if there is no process group"
     if not (distributed.is_available() and distributed.is_initialized()):
         return Dist()
     rank = distributed.get_rank()
@@ -244,9 +244,9 @@ def current_dist() -> Dist:
 
 
 def init_dist(
-    timeout: float = 600.0,  # Seconds after which a process gives up waiting for the others
+    timeout: float = 600.0,  # Seconds to wait for the other processes
 ) -> Dist:  # `Dist()` if the process was not started by `torchrun`
-    "Join the processes that `torchrun` has started: gloo on CPUs, NCCL on GPUs, a GPU for each; or be the only one"
+    "Join the processes started by `torchrun`, with gloo on CPUs or NCCL and one GPU per process"
     env = os.environ
     cuda = torch.cuda.is_available()
     if 'RANK' not in env:
@@ -295,7 +295,7 @@ _BROKEN = (
 
 
 def _is_communication_error(e):
-    "Tell whether an error is one of communication between processes, by its class, message or origin"
+    "Tell by its class, message or origin whether an error is a failed communication between processes"
     if isinstance(e, distributed.DistError):
         return True
     if not isinstance(e, RuntimeError):
@@ -306,15 +306,14 @@ def _is_communication_error(e):
     return bool(frames) and Path(frames[-1].filename).is_relative_to(Path(distributed.__file__).parent)
 
 # %% ../../nbs/training/05_distributed.ipynb #a1d7000f
-_PATIENCE = 5.0  # Seconds to wait for the others' reasons
+_PATIENCE = 5.0  # Seconds to wait for messages of the other processes
 
 
 def _exchange_messages(dist, store, own):
-    """Put the message `own` into the store, and return those of the other ranks
+    """Write the message `own` to the store, and return the messages of the other ranks
 
-    With an empty `own` it waits for the first reason of another rank, or until all have put one; else until all have
-    read its own; at most `_PATIENCE` seconds. The main process, which may host the store, waits for those that still
-    read.
+    If `own` is empty, wait for the first nonempty message or until all ranks have written; otherwise wait until all
+    have read `own`; at most `_PATIENCE` seconds. The main process, which may host the store, waits for the readers.
     """
     others = {r for r in range(dist.world_size) if r != dist.rank}
 
@@ -337,7 +336,7 @@ def _exchange_messages(dist, store, own):
 
 
 def _describe_cause(dist, store, e):
-    "Describe which rank caused the error `e`, and why"
+    "Describe which rank caused the error `e`, and the reason"
     try:
         message = _exchange_messages(dist, store, '')
     except RuntimeError:
@@ -353,7 +352,7 @@ def _describe_cause(dist, store, e):
 
 # %% ../../nbs/training/05_distributed.ipynb #a1d7000a
 def _earlier_message(store, dist, e):
-    "Return why the main process failed, if it did so before this one and for another reason than `e`; else ''"
+    "Return why the main process failed, if it failed earlier and for a different reason than `e`; otherwise ''"
     if dist.is_main or _is_communication_error(e):
         return ''
     with suppress(RuntimeError):
@@ -370,7 +369,7 @@ def _earlier_message(store, dist, e):
 
 @contextmanager
 def propagate_errors(
-    dist: Dist,  # The processes that all run the body
+    dist: Dist,  # The processes that run the body
 ) -> 'Iterator[None]':
     "Raise an error of one process in all; the others get a `ProcessFailure` with its rank and reason"
     try:
@@ -380,13 +379,13 @@ def propagate_errors(
         if dist.world_size == 1 or not distributed.is_initialized() or known_to_all:
             raise
         store = distributed.distributed_c10d._get_default_store()
-        # an error that only follows from the main process's failure is not reported again
+        # an error caused by the main process's failure is not reported again
         first = _earlier_message(store, dist, e)
         if first:
             raise ProcessFailure(first) from e
         if _is_communication_error(e):
             raise ProcessFailure(_describe_cause(dist, store, e)) from e
-        # on CPUs, processes that wait for this one fail at once
+        # on CPUs this makes waiting processes fail at once
         if dist.device == 'cpu':
             distributed.destroy_process_group()
         own = f'{type(e).__name__}: {e}'
@@ -401,29 +400,29 @@ def propagate_errors(
 
 @contextmanager
 def process_group(
-    timeout: float = 600.0,  # Seconds after which a process gives up waiting for the others
+    timeout: float = 600.0,  # Seconds to wait for the other processes
 ) -> 'Iterator[Dist]':  # This process
-    "Join the process group, propagate errors, and leave it at the end"
+    "Join the process group, propagate errors, and leave the group at the end"
     joined = distributed.is_available() and distributed.is_initialized()
     dist = init_dist(timeout)
     try:
         with propagate_errors(dist):
             yield dist
     finally:
-        # those that have failed cannot answer any more
+        # processes that have failed cannot answer
         with suppress(RuntimeError):
             if not joined and distributed.is_initialized():
                 distributed.destroy_process_group()
 
 # %% ../../nbs/training/05_distributed.ipynb #a1d70006
 class SyncedBatchNorm(nn.modules.batchnorm._BatchNorm):
-    "BatchNorm whose statistics in training are those of all processes, on any device"
+    "BatchNorm with the statistics of all processes in training, on any device"
 
     def _check_input_dim(self, x):
         pass
 
     def forward(self, x: Tensor) -> Tensor:
-        "Normalise `x` (b,c,...), in training by the statistics of all processes; update the running ones"
+        "Normalise `x` (b,c,...), in training with the statistics of all processes, and update running statistics"
         if not self.training:
             return super().forward(x)
         dims = [0, *range(2, x.ndim)]
@@ -450,10 +449,10 @@ _PLAIN = nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d
 
 @contextmanager
 def sync_batch_norm(
-    model: nn.Module,  # Its BatchNorm layers, at whatever depth
+    model: nn.Module,  # A model with BatchNorm layers at any depth
     dist: Dist,  # The processes
 ) -> 'Iterator[None]':
-    "Synchronise BatchNorm over all processes within the body; weights and buffers stay the same tensors"
+    "Synchronise BatchNorm over all processes inside the context; weights and buffers remain the same tensors"
     found = [
         (m, name, c)
         for m in model.modules()
@@ -462,7 +461,7 @@ def sync_batch_norm(
     ]
     if other := [c for *_, c in found if type(c) not in _PLAIN]:
         raise ValueError(
-            f'sync_bn: {type(other[0]).__name__} is no plain BatchNorm: leave sync_bn out, or take another backbone'
+            f'sync_bn: {type(other[0]).__name__} is not a plain BatchNorm: leave sync_bn out, or change the backbone'
         )
     kind = nn.SyncBatchNorm if dist.device.startswith('cuda') else SyncedBatchNorm
     for m, name, c in found:

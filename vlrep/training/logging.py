@@ -23,7 +23,7 @@ from .learner import BaseCallback, StatefulCallback, is_training, stop_fit
 
 # %% ../../nbs/training/41_logging.ipynb #08205616
 def cut_log(
-    path: FilePath,  # What `CSVLogger` writes
+    path: FilePath,  # A file of `CSVLogger`
     step: int,  # The last step to keep
 ) -> None:
     "Remove all rows after `step`"
@@ -36,7 +36,7 @@ def cut_log(
 # %% ../../nbs/training/41_logging.ipynb #08205618
 def peak_memory(
     device: str = 'cpu',  # cpu or cuda
-) -> float:  # MB of 10^6 bytes; None where the system does not say
+) -> float:  # MB of 10^6 bytes; None if the system does not report it
     "Return the peak memory so far, of this process or of the tensors on a GPU"
     if torch.device(device).type == 'cuda':
         return torch.cuda.max_memory_allocated(device) / 1e6
@@ -48,10 +48,10 @@ def peak_memory(
 
 
 def step_numbers(
-    learn: 'Learner',  # After a step
+    learn: 'Learner',  # A learner after a step
     norm: torch.Tensor = None,  # From `gradient_norm`
 ) -> dict:  # Name -> number or None
-    "Gradient norm, peak memory and loss scale of a step, for a log"
+    "Return gradient norm, peak memory and loss scale of a step, for a log"
     numbers = dict(
         grad_norm=norm.item() if norm is not None and norm.isfinite() else None,
         memory_mb=peak_memory(next(learn.model.parameters()).device),
@@ -62,9 +62,9 @@ def step_numbers(
 
 # %% ../../nbs/training/41_logging.ipynb #e18ce424
 class CSVLogger(StatefulCallback):
-    """Append step, epoch, losses, rates, seconds, images/s, `step_numbers` and terms of the loss to a file
+    """Append step, epoch, losses, learning rates, seconds, images/s, `step_numbers` and terms of the loss to a file
 
-    Every `every` steps and after each epoch; a file that was begun with fewer columns keeps those.
+    Rows are written every `every` steps and after each epoch; an existing file with fewer columns keeps its columns.
     """
 
     name = 'log_csv'
@@ -75,10 +75,10 @@ class CSVLogger(StatefulCallback):
 
     def __init__(
         self,
-        path,  # The file; it is made, or continued
-        every: int = 50,  # Steps between rows within an epoch; 0 for none
+        path,  # The file, which is created or continued
+        every: int = 50,  # Steps between rows within an epoch; 0: no such rows
         log=print,  # Called when rows cannot be written
-        tracker=None,  # Gets the numbers of each row, too, see `vlrep.training.trackers`
+        tracker=None,  # Also gets the numbers of each row, see `vlrep.training.trackers`
     ):
         self.path = Path(path)
         self.every = every
@@ -95,7 +95,7 @@ class CSVLogger(StatefulCallback):
             self.last = self.train_state.sums
 
     def after_loss(self) -> None:
-        "Open the file with the first batch, when the terms of the loss are known"
+        "Open the file at the first batch, when the terms of the loss are known"
         if not self.run or self.file is not None:
             return
         try:
@@ -118,11 +118,11 @@ class CSVLogger(StatefulCallback):
 
     def after_epoch(self) -> None:
         if self.begun and not self.train_state.batch:
-            return  # a run of no steps, resumed: its row is there
+            return  # a resumed run of no steps already has its row
         self._row(self.train_state.mean(), self.recorder.loss.value)
 
     def _row(self, train, valid):
-        "Append a row, or have it wait"
+        "Append a row, or keep it for later"
         s = self.learn.train_state
 
         def g(x):
@@ -149,7 +149,7 @@ class CSVLogger(StatefulCallback):
         self._write()
         if self.tracker:
             sent = {k: float(v) for k, v in row.items() if v not in ('', None) and k != 'step'}
-            if valid is not None and self.at == s.step:  # one value a step: that of the steps before
+            if valid is not None and self.at == s.step:  # a tracker gets one value per step, that of the previous row
                 sent = {k: v for k, v in sent.items() if k.startswith('valid_')}
             self._track(sent, s.step)
 
@@ -170,13 +170,13 @@ class CSVLogger(StatefulCallback):
         self.file = None
 
     def _write(self):
-        "Append the rows that wait, all or none"
+        "Append the pending rows, all or none"
         data = b''.join(self.pending)
         try:
             end = self.file.seek(0, os.SEEK_END)
             if os.write(self.file.fileno(), data) < len(data):
                 self.file.truncate(end)
-                raise OSError(errno.ENOSPC, 'only a part fitted')
+                raise OSError(errno.ENOSPC, 'only a part was written')
             self.pending = []
         except OSError as e:
             if len(self.pending) == 1:
@@ -186,7 +186,7 @@ class CSVLogger(StatefulCallback):
                 )
 
     def _open(self):
-        "Open the file for appending, with its header and without a torn last row"
+        "Open the file for appending, with its header and without an incomplete last row"
         self.path.parent.mkdir(parents=True, exist_ok=True)
         lrs = [f'lr{i}' for i in range(len(self.opt.hypers))]
         optional = [
@@ -205,15 +205,15 @@ class CSVLogger(StatefulCallback):
         if not old:
             f.write(head.encode() + b'\n')
         elif old.split(',') == [k for k in self.names if k not in missing]:
-            self.names = old.split(',')  # an older version wrote this file: go on with its columns
+            self.names = old.split(',')  # written by an older version: keep its columns
         else:
             f.close()
-            raise ValueError(f'{self.path}: its columns are {old}, this run writes {head}: log to another file')
+            raise ValueError(f'{self.path}: its columns are {old}, but this run writes {head}: log to a different file')
         return f
 
 # %% ../../nbs/training/41_logging.ipynb #500e4245
 class EpochLosses(BaseCallback):
-    "Callback that keeps, in `rows`, step, training and held-out loss of each epoch, as `read_log` has them"
+    "Callback that stores step, training and held-out loss of each epoch in `rows`, in the form of `read_log`"
 
     order = 71
 
@@ -230,28 +230,28 @@ class EpochLosses(BaseCallback):
 
 # %% ../../nbs/training/41_logging.ipynb #40370f22
 def _with_terms(loss, terms, of_training=None):
-    "A loss as text; with its terms if training has several, since the held-out loss may count fewer"
+    "Format a loss, with its terms if training has several; the held-out loss may have fewer"
     several = len(terms if of_training is None else of_training) > 1
     each = ', '.join(f'{k} {v:.3f}' for k, v in terms.items())
     return f'{loss:.3f} ({each})' if several and each else f'{loss:.3f}'
 
 
 class ProgressLogger(BaseCallback):
-    """Callback that prints a line an epoch and, in a terminal or live notebook, shows a bar with the time left
+    """Callback that prints a line per epoch and, in a terminal or live notebook, shows a progress bar
 
-    Once it also says that the training waits for images, if it has for a tenth of its time
+    It also prints once if training has waited for images for more than a tenth of its time
     """
 
     name = 'progress'
     order = 60
     live = None
-    patience = 30.0  # Seconds of training before that is judged
-    max_wait = 0.1  # Part of the time that a training may wait without a word
+    patience = 30.0  # Seconds of training before waiting is checked
+    max_wait = 0.1  # Fraction of the time that training may wait without a message
 
     def __init__(
         self,
         out=print,  # Called with each line
-        every: int = 1,  # Epochs between lines; the last one always has its line
+        every: int = 1,  # Epochs between lines; the last epoch always has a line
     ):
         self.out = out
         self.every = every
@@ -283,14 +283,14 @@ class ProgressLogger(BaseCallback):
         return getattr(self.dls.train, 'waited', 0.0)
 
     def _judge_waiting(self):
-        "Print a line if too much of the time has passed in waiting for images"
+        "Print a line if too much of the time was spent waiting for images"
         self.spent = time.perf_counter() - self.since
         share = (self._loader_waited() - self.waited) / self.spent
         if self.spent < self.patience or share <= self.max_wait:
             return
         self.judged = True
         self.out(
-            f'{share:.0%} of the time the training waits for images: more --workers may help (now '
+            f'training waits for images {share:.0%} of the time: more --workers may help (now '
             f'{self.dls.train.workers}), or smaller photos'
         )
 

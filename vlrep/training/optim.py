@@ -14,13 +14,13 @@ from torch import nn
 
 # %% ../../nbs/training/10_optim.ipynb #88e61a3e
 class Lookahead:
-    "Optimiser that, every `k` steps of `inner`, moves the slow weights by `alpha` towards the fast ones"
+    "Optimiser that moves the slow weights by `alpha` towards the fast ones every `k` steps of `inner`"
 
     def __init__(
         self,
-        inner,  # A PyTorch optimiser: it moves the fast weights, which are the model's
-        k: int = 5,  # Fast steps for one slow step (VirTex sec. 3.2)
-        alpha: float = 0.5,  # How far the slow weights follow, in (0,1] (VirTex sec. 3.2)
+        inner,  # A PyTorch optimiser, which updates the fast weights, those of the model
+        k: int = 5,  # Fast steps per slow step (VirTex sec. 3.2)
+        alpha: float = 0.5,  # Step size of the slow weights, in (0,1] (VirTex sec. 3.2)
     ):
         if k < 1 or not 0 < alpha <= 1:
             raise ValueError(f'k must be at least 1 step and alpha in (0,1], not {k} and {alpha}')
@@ -56,7 +56,7 @@ class Lookahead:
 
     @torch.no_grad()
     def step(self) -> None:
-        "Step the fast weights; every `k`-th time, update the slow weights and continue from these"
+        "Update the fast weights; every `k`-th time, update the slow weights and continue from them"
         fast = self._fast()
         if self.slow is None:
             self.slow = [p.detach().clone() for p in fast]
@@ -70,16 +70,16 @@ class Lookahead:
 # %% ../../nbs/training/10_optim.ipynb #82530d98
 @patch
 def state_dict(self: Lookahead) -> dict:
-    "Return what is needed to resume: the inner state, the slow weights, the steps since their last update"
+    "Return the inner state, the slow weights and the steps since their last update"
     return dict(inner=self.inner.state_dict(), slow=self.slow, counter=self.counter, k=self.k, alpha=self.alpha)
 
 
 @patch
 def load_state_dict(
     self: Lookahead,
-    sd: dict,  # What `state_dict` gave
+    sd: dict,  # From `state_dict`
 ) -> None:
-    "Load a state; a `ValueError` if it belongs to another optimiser"
+    "Load a state; a `ValueError` if it belongs to a different optimiser"
     if (sd['k'], sd['alpha']) != (self.k, self.alpha):
         raise ValueError(
             f'the state was saved with k={sd["k"]}, alpha={sd["alpha"]}, this optimiser has '
@@ -95,18 +95,18 @@ def load_state_dict(
 # %% ../../nbs/training/10_optim.ipynb #35c3c23d
 def norm_or_bias(
     module: nn.Module,  # The module that owns the parameter
-    name: str,  # The parameter's name in it
+    name: str,  # The parameter's name in this module
 ) -> bool:
     "Tell whether a parameter is a bias or in a LayerNorm (no weight decay in VirTex's textual head)"
     return isinstance(module, nn.LayerNorm) or name in ('bias', 'in_proj_bias')
 
 # %% ../../nbs/training/10_optim.ipynb #f4cd05ff
 def param_groups(
-    model: nn.Module,  # All of its parameters that need a gradient must belong to a split
+    model: nn.Module,  # Each of its parameters that needs a gradient must belong to a split
     splits: list,  # `(modules, lr)` or `(modules, lr, exempt)`; `None` for modules takes the rest
     wd: float = 1e-4,  # Weight decay (VirTex sec. 3.2)
 ) -> list:  # Groups for a PyTorch optimiser: one for each pair of learning rate and decay
-    "Group parameters by module, with learning rate and decay; a `ValueError` names one in two splits or in none"
+    "Group parameters by learning rate and decay; a `ValueError` names a parameter in two splits or in none"
     names = {id(p): n for n, p in model.named_parameters()}
     place = {}
     groups = defaultdict(list)
@@ -136,11 +136,11 @@ def param_groups(
 # %% ../../nbs/training/10_optim.ipynb #4190a41c
 def sgd(
     groups: list,  # From `param_groups`
-    momentum: float = 0.9,  # (VirTex sec. 3.2)
-    k: int = 5,  # Lookahead's window; 0: no Lookahead
-    alpha: float = 0.5,  # Lookahead's step from the slow to the fast weights
+    momentum: float = 0.9,  # Momentum (VirTex sec. 3.2)
+    k: int = 5,  # Lookahead's fast steps per slow step; 0: no Lookahead
+    alpha: float = 0.5,  # Lookahead's step size
 ) -> torch.optim.Optimizer | Lookahead:  # An optimiser for `vlrep.training.learner`
-    "Make SGD with momentum, fused where the device can, inside Lookahead"
+    "Make SGD with momentum in Lookahead, fused if the device supports it"
     kinds = {p.device.type for g in groups for p in g['params']}
     fused = True if kinds <= {'cpu', 'cuda'} else None
     opt = torch.optim.SGD(groups, lr=groups[0]['lr'], momentum=momentum, fused=fused)

@@ -21,7 +21,7 @@ from .run_folder import Run, load_weights
 
 # %% ../../nbs/training/60_resume.ipynb #68dba6cc
 def _cut_lines(path, step):
-    "Keep the lines of JSON up to `step`"
+    "Keep the JSON lines up to `step`"
     if not path.is_file():
         return
 
@@ -29,7 +29,7 @@ def _cut_lines(path, step):
         try:
             return parse_json(line)['step'] <= step
         except (ValueError, KeyError, TypeError):
-            return False  # torn off when the process was killed
+            return False  # incomplete because the process was killed
 
     keep = [l for l in raw_lines(path) if early(l)]
     with atomic_file(path) as new:
@@ -37,7 +37,7 @@ def _cut_lines(path, step):
 
 
 def _rewind(run, step):
-    "Cut logs and checkpoints back to `step`"
+    "Remove log lines and checkpoints after `step`"
     log = run / 'log.csv'
     if log.is_file() and log.read_bytes().count(b'\n'):
         cut_log(log, step)
@@ -48,7 +48,7 @@ def _rewind(run, step):
 
 
 def _regroup(learn):
-    "Count batches as if all steps had been done with the current batch size and accumulation"
+    "Recount batches as if all steps had used the current batch size and accumulation"
     s = learn.train_state
     seen = s.validated == s.batch
     s.batch = s.step * learn.accumulate.n
@@ -58,13 +58,13 @@ def _regroup(learn):
 
 # %% ../../nbs/training/60_resume.ipynb #260b2196
 def resume(
-    learn: 'Learner',  # Made in the same way as the learner that was stopped
+    learn: 'Learner',  # Made in the same way as the stopped learner
     run: Run,  # Its folder, from `Run.reopen`
     which: str | int = 'last',  # Checkpoint: last, best, or the number of a step, 0 for none; later ones are removed
-    regroup: bool = False,  # Have batch size or accumulation changed? The run then continues with whole steps and is no
-    # longer exact
-) -> int:  # The step from which it is resumed; 0 if there was no checkpoint yet
-    "Put `learn` where a checkpoint was, and cut the logs back to there; a `ValueError` says what does not fit"
+    regroup: bool = False,  # Has batch size or accumulation changed? The run then continues with whole steps and is no
+    # longer bit-identical
+) -> int:  # The step from which training continues; 0 if there is no checkpoint yet
+    "Load a checkpoint into `learn`, and remove later rows of the logs; a `ValueError` says what does not fit"
     with learn.dist.main_first():
         folder = run.start(which)
         if folder is not None:
@@ -80,7 +80,7 @@ def resume(
 
 
 def _load(learn, run, folder):
-    "Put `learn` where the checkpoint in `folder` was"
+    "Load the checkpoint in `folder` into `learn`"
     w = load_weights(folder / 'model.safetensors')
     state = read_pickle(folder / 'state.pt')
     if not isinstance(state, dict) or 'training' not in state:
@@ -92,7 +92,7 @@ def _load(learn, run, folder):
             f'{folder / "model.safetensors"}: the weights of another model ({" ".join(str(e).split())[:200]})'
         ) from None
     if learn.dist.is_main and not run.saved():
-        # what a first save was killed in: the same state as that of the best
+        # the process was killed in its first save, whose state is that of the best checkpoint
         run.save('last', w, state, frozen_weights(learn.model))
     try:
         load_training_state(learn, state['training'])
@@ -105,9 +105,9 @@ _MATTER = 'vlrep torch torchvision numpy pillow sentencepiece machine'.split()
 
 def differences(
     was: dict,  # Facts of a run, as in `recipe.json`
-    now: dict,  # Facts of the run that is to be resumed
+    now: dict,  # Current facts, when the run is resumed
 ) -> list:  # A line for each fact that differs
-    "Compare what decides the bits of a run; versions that do not touch numbers are left out"
+    "Compare the facts that determine the results of a run; versions of other packages are ignored"
 
     def flat(d, name=''):
         for k, v in d.items():
