@@ -78,8 +78,7 @@ def check_concepts(
     have = np.diff(collate.table(splits['train'])[0])
     if not len(collate.table(splits['valid'])[1]):
         raise ValueError(
-            f'{data}: no held-out image has a concept to choose the checkpoint by: add images, or '
-            f'--set valid=...'
+            f'{data}: no held-out image has a concept to choose the checkpoint by: add images, or --set valid=...'
         )
     lines = [f'{data}: {len(collate.targets):,} concepts ({recipe.concepts}), {have.mean():.1f} per image']
     none = int((have == 0).sum())
