@@ -421,7 +421,7 @@ def test_photos_with_and_without_narratives_are_trained_on(tmp_path, capsys):
     assert (
         any('all_narratives: no image has more than one' in s for s in text)
         and any('7 negatives instead of 15' in s for s in text)
-        and any('the loss is nats a pair' in s for s in text)
+        and any('the loss is nats per pair' in s for s in text)
     )
     assert (
         num['images'] == 45
@@ -446,7 +446,7 @@ def test_photos_with_and_without_narratives_are_trained_on(tmp_path, capsys):
     ]
     assert 'has no narratives, so nothing is left to learn' in refused(capsys, *argv, '--set', 'contrast=0')
     main([*map(str, argv), '--threads', '1'])
-    assert 'captions are read in their place' in capsys.readouterr().out
+    assert 'captions are read instead' in capsys.readouterr().out
 
 
 def test_the_list_of_fields_shows_values_that_were_changed(capsys):

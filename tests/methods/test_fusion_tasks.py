@@ -281,7 +281,7 @@ def test_bad_boxes_are_named(photos, tmp_path, change, says):
 def test_a_file_of_boxes_is_refused_where_no_boxes_are_read(photos, capsys):
     at, _, _ = photos
     words = ['pretrain', '--method', 'visualbert', '--data', 'csv', '--root', at / 'photos.csv', '--set']
-    assert 'regions=boxes alone' in refused(
+    assert 'regions=files or regions=boxes' in refused(
         capsys, *words, 'regions=grid', '--set', f'region_files={at / "boxes.jsonl"}'
     )
     assert 'learns from boxes, and csv has none' in refused(capsys, *words, 'regions=boxes')
@@ -451,7 +451,7 @@ def test_empty_captions_are_counted(writer, monkeypatch, own_cache):
     )
     data = {s: world(s, 6, size=32) for s in ('train', 'valid')}
     lines = check_fusion(recipe, data, 'world')
-    assert f'{writer}: 2 of 6 captions of the train images are empty: "a picture" stands for them' in lines
+    assert f'{writer}: 2 of 6 captions of the train images are empty and replaced by "a picture"' in lines
     assert generate_captions(writer, data['train'])[:3] == ['a picture', 'a dog', 'a picture']
 
 
@@ -548,9 +548,9 @@ def test_a_list_of_sublayers_is_trained_opened_and_fine_tuned(method, tmp_path):
         (['sublayers=2*tx'], "cannot be read from 'tx' on"),
         (['sublayers=6*(tt'], 'opening bracket without'),
         (['sublayers=tt[shared]'], 'nothing to share'),
-        (['sublayers=3*tt', 'depth=2'], '3 sublayers read text at text'),
+        (['sublayers=3*tt', 'depth=2'], '3 sublayers attend from text to text'),
         (['sublayers=2*tt[heads=5]', 'depth=2'], 'cannot be split into 5 heads'),
-        (['sublayers=2*tt[heads=8]', 'depth=2'], 'heads=8, and the BERT that they begin with has 64 and 4'),
+        (['sublayers=2*tt[heads=8]', 'depth=2'], 'heads=8, but the initial BERT has 64 and 4'),
         (['sublayers=dual_steam'], 'single_stream, dual_stream'),
     ],
 )

@@ -348,7 +348,7 @@ def test_a_bert_is_saved_once_and_older_checkpoints_load(data, folder):
     table = [k for k, v in whole.items() if v.shape == whole['bert.words.weight'].shape]
     assert table == ['bert.words.weight']  # the words' vectors are there once
     for w in (state, old):
-        with pytest.raises(ValueError, match='another BERT'):
+        with pytest.raises(ValueError, match='a different BERT'):
             made(data, bert=str(folder))[0].model.load_state_dict({**w, 'digest': state['digest'].flip(0)})
 
 

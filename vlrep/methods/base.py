@@ -43,7 +43,7 @@ class Method:
 
     name: str  # On the command line: --method
     recipe: type  # Its frozen dataclass, a `MethodRecipe`
-    recipes: dict  # Name -> recipe; one called like a dataset is that dataset's default
+    recipes: dict  # Name -> recipe; a recipe named after a dataset is that dataset's default
     build: Callable = Lazy()  # (recipe, sizes, backbone, **build_inputs) -> model: batch dict -> output dict
     loss: Callable = Lazy()  # recipe -> loss: (output, batch) -> (total, count), or {name: `LossTerm`}
     sizes: Callable = Lazy(_DEFAULTS + 'caption_sizes')  # (recipe, training loader, **build_inputs) -> plain values
@@ -51,7 +51,7 @@ class Method:
     groups: Callable = Lazy(_DEFAULTS + 'backbone_and_rest')  # (recipe, model) -> parameter groups of the optimiser
     optimizer: Callable = Lazy(_DEFAULTS + 'momentum_sgd')  # (recipe, groups) -> optimiser
     schedule: Callable = Lazy(_DEFAULTS + 'cosine_schedule')  # recipe -> (step -> factor of the learning rates)
-    callbacks: Callable = Lazy(_nothing)  # recipe -> callbacks beside `default_callbacks`
+    callbacks: Callable = Lazy(_nothing)  # recipe -> callbacks in addition to `default_callbacks`
     counts: Callable = Lazy(_unknown)  # recipe -> ((model, batch) -> {term: count}), or None
     capabilities: Callable = Lazy('vlrep.models.pretrained:visual_only')  # model -> functions by name
     backbone: Callable = Lazy(_DEFAULTS + 'recipe_backbone')  # (recipe, seed) -> backbone with its initial weights
@@ -62,15 +62,15 @@ class Method:
     tokenizer: Callable = Lazy('vlrep.data.collate:caption_tokenizer')  # (recipe, training set) -> Tokenizer, or None
     collate: Callable = Lazy('vlrep.data.collate:caption_collator')  # (recipe, tokenizer) -> collator; None: images
     # only
-    check: Callable = Lazy(None)  # (recipe, parts of the dataset, its name, accumulate) -> lines; may raise ValueError
-    contents: Callable = Lazy(None)  # (recipe, parts of the dataset) -> {name: digest} of what is read besides
+    check: Callable = Lazy(None)  # (recipe, splits, name of the dataset, accumulate) -> log lines; may raise ValueError
+    contents: Callable = Lazy(None)  # (recipe, splits) -> {name: digest} of further files that a run reads
     no_backbone: str = ''  # Why its models have no backbone that others could use; '': they have one
-    figures: Callable = Lazy(None)  # (EvaluationContext) -> {part of the report: what it shows}, beside the
+    figures: Callable = Lazy(None)  # (EvaluationContext) -> {section of the report: contents}, in addition to the
     # evaluations'
-    seed_key: str = ''  # Names the random numbers of the initial weights; `name` by default
+    seed_key: str = ''  # Key of the random numbers of the initial weights; `name` by default
     stage: str = ''  # Name of its training in the log; `name` by default
     loss_unit: str = ''  # Unit of the loss, in words
-    paper: str = ''  # The paper or papers it is from
+    paper: str = ''  # The paper or papers that introduced it
 
     def __post_init__(self):
         lacking = _RUN_FIELDS - {f.name for f in fields(self.recipe)}
@@ -93,7 +93,7 @@ class Method:
         recipe: MethodRecipe,  # With `max_len`
         tokenizer: 'Tokenizer',  # From `train_tokenizer`
     ) -> Callable:  # For `StatefulLoader(collate=...)`, or None
-        "Make the collate function, from rows of a dataset to the tensors beside the images of a batch"
+        "Make the collate function, from rows of a dataset to the tensors that accompany the images of a batch"
         return self.collate and self.collate(recipe, tokenizer)
 
 

@@ -50,7 +50,7 @@ def fusion_loss(
 
 # %% ../../nbs/methods/09_fusion_training.ipynb #0af5a1a4
 def _bert(recipe, loader, seed):
-    "Load the recipe's BERT, or train a small one on auxiliary texts; with start=random its weights are random"
+    "Load the recipe's BERT, or train a small one on auxiliary texts; with start=random draw its weights"
     r = recipe
     tokenizer = loader.tokenizer
     if r.bert != 'small':
@@ -67,7 +67,7 @@ def _bert(recipe, loader, seed):
             plan = SmallBertPlan(
                 steps=min(r.bert_steps, max(100, few)), max_len=min(40, r.max_len), share=r.mask_share or 0.15
             )
-            bert = make_bert('small', texts, tokenizer, config=config, plan=plan, log=None)  # as published ones are,
+            bert = make_bert('small', texts, tokenizer, config=config, plan=plan, log=None)  # as for published BERTs,
             # the same for all seeds
     if r.start == 'random':
         bert = Bert(replace(bert.config, std=0.02), seed)
@@ -78,9 +78,9 @@ def _bert(recipe, loader, seed):
 # %% ../../nbs/methods/09_fusion_training.ipynb #b99752e1
 def fusion_backbone(
     recipe: FusionRecipe,  # `regions`, `region_model`
-    seed: int = 0,  # Of its initial weights
+    seed: int = 0,  # Seed of its initial weights
 ) -> nn.Module:  # None if the regions are from files, or from a network that learns from the dataset's boxes
-    "Make the backbone whose grid the regions are from, or None if there is none"
+    "Make the backbone that computes the regions, or None if there is none"
     if recipe.regions == 'files' or recipe.region_model != 'given':
         return None
     return make_backbone(recipe.visual_depth, recipe.visual_width, seed)
@@ -92,7 +92,7 @@ def _region_encoder(recipe, visual, train):
     if r.regions == 'files':
         if visual is not None:
             raise ValueError(
-                'regions=files: features are read from a store, and no backbone makes any: leave --backbone '
+                'regions=files: features are read from a store, and no backbone is used: leave --backbone '
                 'and --weights out'
             )
         store = RegionStore(r.region_files)
@@ -101,18 +101,18 @@ def _region_encoder(recipe, visual, train):
         return RegionEncoder(visual, r.regions)
     if visual is not None:
         raise ValueError(
-            'region_model=small: the network for regions is made here, and another one was given '
+            'region_model=small: the network for regions is trained here, but a backbone was given '
             '(--backbone, --weights); add --set region_model=given --set mim=off'
         )
     images = auxiliary_images(r, train)
     steps = min(r.region_steps, max(100, 10 * len(images) // 16))  # about 10 epochs, if there are few images
     plan = RegionClassifierPlan(steps=steps, width=r.visual_width)
-    enc = train_region_classifier(images, plan, log=None)  # the same for all seeds, too
+    enc = train_region_classifier(images, plan, log=None)  # the same for all seeds
     return RegionEncoder(enc.visual, r.regions, enc.classifier, names=enc.names)
 
 
 def _same_region_encoder(recipe, visual, sizes):
-    "Make a region encoder of the same shape, whose weights are loaded afterwards"
+    "Make a region encoder of the same shape; its weights are loaded afterwards"
     r = recipe
     if r.regions == 'files':
         return RegionEncoder(None, 'files', width=sizes['region_width'], classes=sizes['classes'])
@@ -123,7 +123,7 @@ def _same_region_encoder(recipe, visual, sizes):
 
 # %% ../../nbs/methods/09_fusion_training.ipynb #6ac431db
 def _linear_decay(step, total, warmup):
-    "Factor of the learning rate: linear warm-up from 0, then linear decay to 0"
+    "Return the factor of the learning rate: linear warm-up from 0, then linear decay to 0"
     return step / warmup if step < warmup else max(0.0, (total - step) / (total - warmup))
 
 
@@ -132,15 +132,15 @@ def fusion_schedule(
 ) -> Callable:  # Steps done -> factor of the learning rates
     "Make a schedule: a cosine or a linear decay, after a warm-up"
     factor = warmup_cosine if recipe.schedule == 'cosine' else _linear_decay
-    # without steps nothing is trained, and nothing scheduled
+    # without steps nothing is trained or scheduled
     return partial(factor, total=recipe.steps or 1, warmup=recipe.warmup if recipe.steps else 0)
 
 # %% ../../nbs/methods/09_fusion_training.ipynb #4a047fd1
 def fusion_build_inputs(
-    recipe: FusionRecipe,  # `bert`, `regions` and their numbers
+    recipe: FusionRecipe,  # `bert`, `regions` and their settings
     visual: nn.Module,  # Backbone of the regions, or None
     dls: 'DataLoaders',  # From `loaders`, with the collator of the method
-    seed: int,  # Of what is random
+    seed: int,  # Random seed
 ) -> dict:  # `bert`, `regions`, `seed`, and with `standardize` the `features` of some regions
     "Make the BERT and the region encoder that the model starts from; cache regions if the recipe says so"
     r = recipe
@@ -163,28 +163,28 @@ def fusion_build_inputs(
 
 def fusion_sizes(
     recipe: FusionRecipe,  # Not used
-    loader: StatefulLoader,  # Of the training set
+    loader: StatefulLoader,  # Loader of the training set
     *,
     bert: Bert,
     regions: RegionEncoder,  # From `fusion_build_inputs`
     **build_inputs,  # Not used
-) -> dict:  # `tokens`; `bert`, fields of `BertConfig`; of regions `region_width` and `classes`
+) -> dict:  # `tokens`; `bert` (fields of `BertConfig`); `region_width` and `classes` of the regions
     "Return the sizes that are needed to build the model"
     tokens = asdict(TokenIds.of(loader.tokenizer, 'fusion models'))
     return dict(tokens=tokens, bert=asdict(bert.config), region_width=regions.width, classes=regions.classes)
 
 
 def build_fusion(
-    recipe: FusionRecipe,  # All numbers
+    recipe: FusionRecipe,  # All hyperparameters
     sizes: dict,  # From `fusion_sizes`
     visual: nn.Module,  # Backbone of the regions, or None
     config: Callable,  # (recipe, `BertConfig`) -> `FusionConfig`
-    heads: dict,  # Fields of `FusionHeads` that the recipes do not have in common
+    heads: dict,  # Fields of `FusionHeads` in which the methods differ
     *,
     bert: Bert = None,
-    regions: RegionEncoder = None,  # From `fusion_build_inputs`; random ones, if weights are loaded afterwards
-    features: Tensor = None,  # Of some regions, whose scale is measured
-    seed: int = 0,  # Of what is random
+    regions: RegionEncoder = None,  # From `fusion_build_inputs`; random if weights are loaded afterwards
+    features: Tensor = None,  # Features of some regions, to measure their scale
+    seed: int = 0,  # Random seed
 ) -> FusionModel:
     "Build a fusion model with the sublayers and heads of a method"
     r = recipe
@@ -210,16 +210,18 @@ def build_fusion(
 # %% ../../nbs/methods/09_fusion_training.ipynb #a7c01e21
 def fusion_groups(
     recipe: FusionRecipe,  # `lr`, `wd`
-    model: FusionModel,  # Whose parameters
+    model: FusionModel,  # From `build_fusion`
 ) -> list:
-    "Parameter groups: biases, norms and poolers do not decay"
-    pools = [m for m in (model.bert.pooler, model.text_pool, model.region_pool) if m is not None]  # not used here
+    "Make parameter groups: biases, norms and poolers have no weight decay"
+    pools = [
+        m for m in (model.bert.pooler, model.text_pool, model.region_pool) if m is not None
+    ]  # not used in pretraining
     groups = [(pools, recipe.lr, lambda module, name: True), (None, recipe.lr, norm_or_bias)]
     return param_groups(model, groups, recipe.wd)
 
 
 def fusion_optimizer(
-    recipe: FusionRecipe,  # Learning rate, and the numbers of AdamW
+    recipe: FusionRecipe,  # Learning rate, and the settings of AdamW
     groups: list,  # From `fusion_groups`
 ) -> torch.optim.AdamW:
     "Make AdamW, fused on a GPU"
@@ -228,7 +230,7 @@ def fusion_optimizer(
 
 
 def fusion_capabilities(
-    model: FusionModel,  # Any
+    model: FusionModel,  # A fusion model
 ) -> dict:  # Name -> function
-    "Return the model's capabilities, see `vlrep.models.pretrained`; no backbone, as it is not trained"
+    "Return the model's capabilities, see `vlrep.models.pretrained`; the backbone is not one, as it is not trained"
     return dict(fuse=model.fuse, fill_mask=model.fill_mask, regions=model.regions)

@@ -21,16 +21,16 @@ from ..core.writing_systems import mirror_pairs
 class BertName:
     "The name of a BERT: one of `words`, a folder, or a name on the Hugging Face hub"
 
-    keywords: tuple = ('small',)  # Keywords, which are neither folder nor hub name
+    keywords: tuple = ('small',)  # Values that are neither a folder nor a hub name
 
     def __str__(self):
         return f'{", ".join(self.keywords)}, a folder, or a name on the Hugging Face hub'
 
     def problem(
         self,
-        name: str,  # The field
-        value: str,  # A text
-    ) -> str:  # '' if it is allowed
+        name: str,  # Name of the field
+        value: str,  # Its value
+    ) -> str:  # '' if it is valid
         "Return the error message for `value`; whether such a BERT exists is checked only when it is opened"
         odd = value != value.strip() or not re.match(r'[\w./~\\]', value)
         return f'{name}={value!r}: must be {self}' if odd else ''
@@ -67,19 +67,19 @@ class ViewFields:
     "Options for cropping, colour jitter and mirroring in training, with VirTex's values (sec. 3; code)"
 
     size: ImageSize = 224  # Side of the input images
-    scale_min: Fraction = 0.2  # Random crops keep at least this part of the area
-    jitter: UnitInterval = 0.4  # Largest change of brightness, contrast and saturation; hue changes a quarter of it
-    jitter_p: UnitInterval = 0.8  # Probability of a change of colours
+    scale_min: Fraction = 0.2  # Random crops keep at least this fraction of the area
+    jitter: UnitInterval = 0.4  # Largest change of brightness, contrast and saturation; a quarter of it for hue
+    jitter_p: UnitInterval = 0.8  # Probability that the colours are changed
     flip_p: UnitInterval = 0.5  # Probability that an image is mirrored, with left and right swapped in its texts
 
 
 @dataclass(frozen=True, kw_only=True)
 class BackboneFields:
-    "A ResNet that is trained with SGD, with the values that the papers share"
+    "A ResNet trained with SGD, with the values that the papers have in common"
 
     visual_depth: ResNet = 50  # Layers of the ResNet, as in torchvision; 10 is the small one for the world
     visual_width: Channels = 64  # Channels of its first stage; with 50 layers, 128 is R50 w2x
-    sync_bn: bool = False  # With several processes: BatchNorm over the images of all, or of each by itself
+    sync_bn: bool = False  # With several processes: BatchNorm over the images of all processes, or of each alone
     momentum: Float(0, 0.9999) = 0.9  # Momentum of SGD; the first beta of RAdam
     wd: Decay = 1e-4  # Weight decay
     clip: GradientNorm = 0.0  # Largest norm of the gradient; 0 for none
@@ -87,14 +87,14 @@ class BackboneFields:
 
 @dataclass(frozen=True, kw_only=True)
 class MethodRecipe(ViewFields):
-    """Options that all methods share, off by default, and the checks of a recipe's fields against each other
+    """Options that all methods share, off by default, and checks that involve several fields of a recipe
 
     The bounds of each single field are checked by its type, see `vlrep.core.fields`
     """
 
-    ema: Float(0, 0.999999) = 0.0  # Decay of the averaged weights, which are validated and kept; 0 for none
+    ema: Float(0, 0.999999) = 0.0  # Decay of the averaged weights, which are validated and saved; 0 for none
     frozen_stages: Int(0, 5) = 0  # Frozen stages of the backbone: 1 is the stem only, 5 the whole backbone
-    layer_decay: Fraction = 1.0  # Learning rate of each stage of the backbone over that of the stage above it
+    layer_decay: Fraction = 1.0  # Learning rate of each backbone stage, relative to that of the stage above it
     activation_checkpointing: bool = False  # Recompute the backbone's activations in the backward pass, to save memory
     memory_format: _MemoryOrder = 'auto'  # Memory format of the backbone's weights; auto leaves it unchanged
     compile: _Compiled = 'none'  # What torch.compile compiles: the backbone's stages, or the model
@@ -105,7 +105,7 @@ class MethodRecipe(ViewFields):
             raise ValueError(problem)
 
     def problems(self) -> 'Iterator[str]':
-        "Yield the error message of each check, or None; methods add checks of their own"
+        "Yield the error message of each check, or None; methods add their own checks"
         yield self._schedule()
         yield self._backbone()
         yield self._heads()
@@ -113,7 +113,7 @@ class MethodRecipe(ViewFields):
 
     def check_parts(
         self,
-        micro_batches: int,  # Parts into which a batch is split for gradient accumulation
+        micro_batches: int,  # Number of parts into which a batch is split for gradient accumulation
     ) -> None:
         "Raise a `ValueError` if a batch has fewer images than parts"
         if micro_batches > self.bs:
@@ -162,44 +162,44 @@ _SideWords = Annotated[str, Parsed(mirror_pairs, 'auto, none, or pairs of words 
 class TextRecipe(MethodRecipe):
     "Options of methods that read captions"
 
-    normalise: _Form = 'auto'  # Form of letters: nfkd as in the papers (no marks), nfkc, none; auto: by the captions
-    mirror_words: _SideWords = 'auto'  # Words a mirror exchanges; auto: left=right if English (not every verb left is
-    # known)
-    max_cut: UnitInterval = 0.5  # Share of the tokens that may be cut off by max_len, before the run is refused
-    max_unknown: UnitInterval = 0.05  # Share of the tokens that may be unknown, before the run is refused
+    normalise: _Form = 'auto'  # Unicode form: nfkd as in the papers (no accents), nfkc, none; auto: by the captions
+    mirror_words: _SideWords = 'auto'  # Words swapped in mirrored images; auto: left=right if English (some verbs left
+    # are missed)
+    max_cut: UnitInterval = 0.5  # Largest fraction of the tokens that max_len may cut off; above it a run is refused
+    max_unknown: UnitInterval = 0.05  # Largest fraction of unknown tokens; above it a run is refused
 
 # %% ../../nbs/methods/00_recipe.ipynb #b2e1d3c4
 @dataclass(frozen=True)
 class PairRecipe(BackboneFields, TextRecipe):
-    """Pairs of images and texts, with a backbone and a text encoder of its own
+    """Fields of methods that compare images with texts, with a backbone and a text encoder
 
-    The values are those of LocTex (sec. 3.2 and 3.5), which does not say dropout and initial weights.
+    The values are those of LocTex (sec. 3.2 and 3.5), which does not state dropout and initial weights.
     """
 
-    word_weight: Weight = 0.0  # Weight of the auxiliary word head (rare words weigh more), in training (in no paper)
-    width: Width = 1024  # Of the text encoder, and of the joint spaces (LocTex sec. 3.2, 3.3)
-    depth: Layers = 4  # Its layers
+    word_weight: Weight = 0.0  # Weight of the auxiliary word head in training; rare words weigh more (in no paper)
+    width: Width = 1024  # Width of the text encoder and of the joint spaces (LocTex sec. 3.2, 3.3)
+    depth: Layers = 4  # Layers of the text encoder
     heads: HeadCount = 0  # Its attention heads; 0 means width/64
-    norm: Norm = 'post'  # LayerNorm after each part, as in the original Transformer, or 'pre'
-    dropout: DropoutRate = 0.1  # In the text encoder (not said)
-    init: Init = '0.02'  # Standard deviation of its initial weights (not said; as VirTex), or 'fan_in'
-    vocab: Vocab = 10000  # Tokens
-    bs: Batch = 1024  # Pairs a step, 128 on each of 8 GPUs
-    steps: StepCount = 69_300  # Steps: 600 epochs of COCO's 118,287 images
-    warmup: WarmUp = 2_310  # Steps of linear warm-up, 20 epochs, then a cosine down to 0
+    norm: Norm = 'post'  # LayerNorm after each sublayer, as in the original Transformer, or 'pre'
+    dropout: DropoutRate = 0.1  # Dropout in the text encoder (not stated)
+    init: Init = '0.02'  # Standard deviation of its initial weights (not stated; as in VirTex), or 'fan_in'
+    vocab: Vocab = 10000  # Size of the vocabulary
+    bs: Batch = 1024  # Pairs per step, 128 on each of 8 GPUs
+    steps: StepCount = 69_300  # Training steps: 600 epochs of COCO's 118,287 images
+    warmup: WarmUp = 2_310  # Steps of linear warm-up (20 epochs), followed by a cosine down to 0
     cnn_lr: LearningRate = 0.4  # Peak learning rate of the backbone
     text_lr: LearningRate = 0.002  # Peak learning rate of the text encoder
     lr: LearningRate = 0.4  # Peak learning rate of all linear heads
-    sync_bn: bool = True  # With several processes: BatchNorm over the images of all, or of each
+    sync_bn: bool = True  # With several processes: BatchNorm over the images of all processes, or of each alone
     local_loss: bool = True  # With several processes: each compares its own pairs with all, or all with all
 
     @property
     def compares(self) -> bool:
-        "Tell whether pairs are compared with each other"
+        "Return whether pairs are compared with each other"
         return True
 
     def problems(self) -> 'Iterator[str]':
-        "Reject pairs without negatives"
+        "Reject batches of a single pair, which has no negatives"
         yield from MethodRecipe.problems(self)
         yield 'bs=1: a single pair has no negatives' if self.compares and self.bs < 2 else None
 
@@ -214,11 +214,11 @@ class PairRecipe(BackboneFields, TextRecipe):
 
 def check_negatives(
     recipe: PairRecipe,  # Recipe of the run
-    splits: dict,  # Datasets `train` to learn from, and `valid` to choose the checkpoint by
+    splits: dict,  # Datasets `train`, and `valid`, which the checkpoint is chosen by
     data: str,  # Name of the dataset
-    accumulate: int = 1,  # Parts into which a batch is cut
-) -> list:  # Lines
-    "Log a line on fewer negatives by accumulation; a `ValueError` if a held-out pair would have none"
+    accumulate: int = 1,  # Number of parts into which a batch is cut
+) -> list:  # Lines for the log
+    "Return a log line if accumulation reduces the negatives; a `ValueError` if a held-out pair has none"
     if not recipe.compares:
         return []
     if len(splits['valid']) < 2:
@@ -234,12 +234,12 @@ def check_negatives(
     ]
 
 # %% ../../nbs/methods/00_recipe.ipynb #053382ff
-WORLD = dict(  # The small network and views of the world's 48 pixels
+WORLD = dict(  # A small network for the world's images of 48 pixels
     visual_depth=10, visual_width=16, size=48, scale_min=0.6, jitter=0.2, bs=64, steps=2600, warmup=260
 )
 SMALL_TEXT = dict(
     width=64, depth=1, heads=4, norm='pre', init='fan_in', vocab=600, dropout=0.0
-)  # A text encoder for it
+)  # A text encoder of a similar size
 _at64 = dict(size=64, vocab=2000, steps=750, warmup=75)
 _r18 = dict(visual_depth=18, visual_width=64, steps=500, warmup=50, cnn_lr=0.2)
 

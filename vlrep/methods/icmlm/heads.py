@@ -18,9 +18,9 @@ class TfmLayer(nn.Module):
     def __init__(
         self,
         width: int,  # d
-        heads: int = 1,  # Of attention
-        dropout: float = 0.1,  # After attention and feed-forward part
-        full_width: bool = False,  # Heads of width d (ICMLM app. E)? Else d/heads
+        heads: int = 1,  # Attention heads
+        dropout: float = 0.1,  # After attention and feed-forward layers
+        full_width: bool = False,  # Heads of width d (ICMLM app. E) instead of d/heads
     ):
         super().__init__()
         if not full_width and width % heads:
@@ -38,7 +38,7 @@ class TfmLayer(nn.Module):
         self,
         x: Tensor,  # (b,n,d)
         real: Tensor,  # False at padding (b,n) bool
-        at: Tensor = None,  # Only this position is predicted (b,); None: all of them
+        at: Tensor = None,  # Compute only this position (b,); None: all positions
     ) -> tuple:  # States (b,n,d), or (b,1,d); attention (b,heads,n or 1,n)
         "Return the states after the layer, and its attention"
         asks = x if at is None else x[torch.arange(len(x), device=x.device), at][:, None]
@@ -53,14 +53,14 @@ class TfmLayer(nn.Module):
 
 # %% ../../../nbs/methods/icmlm/30_heads.ipynb #2d32761a
 class TfmHead(nn.Module):
-    "Layers over cells and tokens; the output is the state at the masked position (ICMLM sec. 3.2, tfm)"
+    "Transformer layers over cells and tokens; the output is the state at the mask (ICMLM sec. 3.2, tfm)"
 
     def __init__(
         self,
-        channels: int,  # Of the grid, c
-        width: int,  # Of BERT, d
-        layers: int = 1,  # How many
-        heads: int = 1,  # As for `TfmLayer`, and the next ones
+        channels: int,  # Channels of the grid, c
+        width: int,  # Width of BERT, d
+        layers: int = 1,  # Number of layers
+        heads: int = 1,  # This and the next arguments are those of `TfmLayer`
         *,
         dropout: float = 0.1,
         full_width: bool = False,
@@ -74,8 +74,8 @@ class TfmHead(nn.Module):
         x: Tensor,  # Cells (b,n,c)
         w: Tensor,  # States of the tokens (b,s,d)
         real: Tensor,  # False at padding (b,s) bool
-        place: Tensor,  # The masked one (b,)
-    ) -> tuple:  # State of the masked token (b,d); its attention to each cell, sum 1 (b,n)
+        place: Tensor,  # Position of the mask (b,)
+    ) -> tuple:  # State of the masked token (b,d); its attention to the cells, with sum 1 (b,n)
         "Return the masked token's state, and its attention to the cells in the last layer"
         n = x.shape[1]
         y = torch.cat([self.project(x), w], 1)
@@ -88,13 +88,13 @@ class TfmHead(nn.Module):
 
 # %% ../../../nbs/methods/icmlm/30_heads.ipynb #b2b9fc1c
 class HeadNorm(nn.Module):
-    "A projection to several heads, then LayerNorm within each, with weights of its own, and ReLU"
+    "A projection to several heads, then LayerNorm within each head, with separate weights, and ReLU"
 
     def __init__(
         self,
-        inputs: int,  # Width of what comes in
-        heads: int,  # Heads
-        width: int,  # Of each, z
+        inputs: int,  # Width of the input
+        heads: int,  # Number of heads
+        width: int,  # Width of each head, z
     ):
         super().__init__()
         self.project = nn.Linear(inputs, heads * width, bias=False)
@@ -108,14 +108,14 @@ class HeadNorm(nn.Module):
 
 # %% ../../../nbs/methods/icmlm/30_heads.ipynb #94d20b0c
 class AttFcHead(nn.Module):
-    "Attention of tokens over cells, and a prediction from the weighted mean of the cells (ICMLM sec. 3.2, att-fc)"
+    "Attention of tokens to cells, and a prediction from the weighted mean of the cells (ICMLM sec. 3.2, att-fc)"
 
     def __init__(
         self,
-        channels: int,  # Of the grid, c
-        width: int,  # Of BERT, d
+        channels: int,  # Channels of the grid, c
+        width: int,  # Width of BERT, d
         layers: int = 1,  # Hidden layers of fc
-        heads: int = 1,  # Of attention
+        heads: int = 1,  # Attention heads
         *,
         size: int = 64,  # Width of each head, z
         final_linear: bool = True,  # A linear layer after the hidden ones? Else ReLU is last
@@ -132,7 +132,7 @@ class AttFcHead(nn.Module):
         self.fc = nn.Sequential(*hidden, *([nn.Linear(width, width)] if final_linear else []))
 
     def attention(self, x: Tensor, w: Tensor, real: Tensor) -> Tensor:
-        "Attention to each cell, sum 1 (b,n)"
+        "Compute the attention to the cells, with sum 1 (b,n)"
         if self.mask_specials:
             last = real.sum(1, keepdim=True) - 1
             at = torch.arange(real.shape[1], device=real.device)
@@ -143,6 +143,6 @@ class AttFcHead(nn.Module):
         return self.mix(s.transpose(1, 2))[..., 0].softmax(1)
 
     def forward(self, x: Tensor, w: Tensor, real: Tensor, place: Tensor) -> tuple:
-        "Return what `TfmHead` does; the position is not used, since the state of [MASK] marks it"
+        "Return the same as `TfmHead`; the position is not used, since the state of [MASK] marks it"
         p = self.attention(x, w, real)
         return self.fc((p[..., None] * x).sum(1)), p

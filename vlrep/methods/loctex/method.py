@@ -31,23 +31,23 @@ from ...training.optim import param_groups
 
 # %% ../../../nbs/methods/loctex/40_method.ipynb #96b57992
 class LocTexModel(BagOfWordsHead, nn.Module):
-    """A backbone and a text encoder
+    """A backbone and a text encoder with linear heads (LocTex fig. 2)
 
-    A pair of linear heads for the contrastive loss, and one on each grid for the localisation loss (LocTex fig. 2)
+    One pair of heads is for the contrastive loss, and one pair per grid for the localisation loss.
     """
 
     def __init__(
         self,
-        visual,  # A backbone: has `scales` and `scale_widths` as `Backbone`
-        text,  # A text encoder: (tokens, lengths) to (b,s,d); has `width` = d
+        visual,  # Backbone with `scales` and `scale_widths`, see `Backbone`
+        text,  # Text encoder: (tokens, lengths) -> (b,s,d); its `width` is d
         scales: int = 2,  # Grids with localisation heads
         embed_dim: int = 1024,  # Width of the joint spaces
-        contrast: bool = True,  # With heads for the contrastive loss?
+        contrast: bool = True,  # Add heads for the contrastive loss
         *,
-        localise: bool = True,  # With heads for the localisation loss?
+        localise: bool = True,  # Add heads for the localisation loss
         loc_scale: float = 1.0,  # Factor of the products of words and cells
-        render: str = 'polyline',  # What a trace covers, see `render_traces`
-        oracle_masks: bool = False,  # Targets of the attention: ground-truth masks instead of traces
+        render: str = 'polyline',  # Region that a trace covers, see `render_traces`
+        oracle_masks: bool = False,  # Use ground-truth masks instead of traces as targets of the attention
     ):
         super().__init__()
         self.visual = visual
@@ -69,11 +69,11 @@ class LocTexModel(BagOfWordsHead, nn.Module):
 def compare(
     self: LocTexModel,
     grid: Tensor,  # One of the backbone's grids (b,c,h,w)
-    states: Tensor,  # From the text encoder (b,s,d)
+    states: Tensor,  # States of the text encoder (b,s,d)
     v: nn.Module,
-    t: nn.Module,  # Linear heads of the two
+    t: nn.Module,  # Linear heads of both
 ) -> Tensor:  # (b,s,h,w)
-    "Compute the attention of each word over the cells"
+    "Compute the attention of each word to the cells"
     return attention_maps(t(states), v(grid.permute(0, 2, 3, 1)).permute(0, 3, 1, 2), self.loc_scale)
 
 
@@ -82,12 +82,12 @@ def masks(
     self: LocTexModel,
     batch: dict,  # `trace` and `span`, see `render_traces`; for oracle masks `object_map` and `referents`, see
     # `object_masks`
-    grids: list,  # Sides of the grids, (h,w) each
+    grids: list,  # Sizes (h,w) of the grids
 ) -> list:  # bool (b,s,h,w) each
-    "Target masks of each word on each grid"
+    "Compute the target mask of each word on each grid"
     if self.oracle_masks and 'object_map' not in batch:
         raise ValueError(
-            'oracle_masks=True: the batch has no outlines of things; read with OracleMaskCollator, see '
+            'oracle_masks=True: the batch has no outlines of objects; read with OracleMaskCollator, see '
             'vlrep.methods.loctex.oracle_masks'
         )
     if self.oracle_masks:
@@ -99,10 +99,9 @@ def masks(
 def forward(
     self: LocTexModel,
     batch: dict,  # `images`, `tokens`, `lengths`, `span`, `trace`
-) -> dict:  # `image_features`, `text_features` (b,embed_dim); for each grid `attn` (b,s,h,w) that sums to 1, and `mask`
-    # (b,s,h,w)
-    # bool, numbered from the coarsest; in training perhaps what `predict_words` gives
-    "Vectors of images and texts, and for each grid the words' attention maps and target masks"
+) -> dict:  # `image_features`, `text_features` (b,embed_dim); for each grid, numbered from the coarsest, `attn`
+    # (b,s,h,w) with sum 1, and `mask` (b,s,h,w) bool; in training the output of `predict_words` if there is a word head
+    "Compute features of images and texts, and for each grid the words' attention maps and target masks"
     grids = self.visual.scales(batch['images'], self.n)
     states = self.text(batch['tokens'], batch['lengths'])
     out = {}
@@ -123,9 +122,9 @@ def attend(
     self: LocTexModel,
     images: Tensor,  # Normalised images (b,3,H,W)
     tokens: Tensor,  # Tokens (b,s)
-    lengths: Tensor,  # Real ones in each row (b,)
-) -> Tensor:  # Sums to 1 over the cells (b,s,h,w)
-    "Compute word attention on the finest supervised grid; without localisation heads, softmax of cosines"
+    lengths: Tensor,  # Number of tokens of each row (b,)
+) -> Tensor:  # Attention with sum 1 over the cells (b,s,h,w)
+    "Compute word attention on the finest supervised grid; without localisation heads, a softmax of cosines"
     states = self.text(tokens, lengths)
     grid = self.visual.scales(images, self.n)[-1]
     if hasattr(self, 'local_image_proj'):
@@ -144,8 +143,8 @@ def attend(
 def embed_image(
     self: LocTexModel,
     images: Tensor,  # Normalised images (b,3,H,W)
-) -> Tensor:  # Length 1 (b,embed_dim)
-    "Vectors of whole images, to compare with those of `embed_text`; only of a model with contrastive heads"
+) -> Tensor:  # Unit vectors (b,embed_dim)
+    "Embed whole images, to compare them with texts; only for a model with contrastive heads"
     return F.normalize(self.image_proj(self.visual(images).mean((2, 3))).float(), dim=1)
 
 
@@ -154,25 +153,25 @@ def embed_image(
 def embed_text(
     self: LocTexModel,
     tokens: Tensor,  # Tokens (b,s)
-    lengths: Tensor,  # Real ones in each row (b,)
-) -> Tensor:  # Length 1 (b,embed_dim)
-    "Vectors of whole texts, to compare with those of `embed_image`; only of a model with contrastive heads"
+    lengths: Tensor,  # Number of tokens of each row (b,)
+) -> Tensor:  # Unit vectors (b,embed_dim)
+    "Embed whole texts, to compare them with images; only for a model with contrastive heads"
     return F.normalize(self.text_proj(mean_words(self.text(tokens, lengths), lengths)).float(), dim=1)
 
 # %% ../../../nbs/methods/loctex/40_method.ipynb #9386cbeb
 def _paired(own, group, include_positive, dist):
-    "Count the pairs that have negatives: of the `own` ones of this process, and of all processes"
+    "Count the pairs with negatives: among the `own` pairs of this process, and in all processes"
     counts = torch.zeros(dist.world_size, device=dist.device)
     counts[dist.rank] = own
     counts = [int(n) for n in dist.sum(counts)] if dist.world_size > 1 else [own]
     n = sum(counts)
-    alone = not include_positive and (n % group if group else n) == 1  # the last one of all
+    alone = not include_positive and (n % group if group else n) == 1  # the last pair of all
     return own - (alone and own > 0 and not any(counts[dist.rank + 1 :])), n - alone
 
 
 @torch.no_grad()
 def _grid_sizes(model, images):
-    "Find the sizes (h,w) of the model's grids from one image of zeros; the statistics of BatchNorm stay as they are"
+    "Find the sizes (h,w) of the model's grids from an image of zeros, without changing BatchNorm's statistics"
     modes = [(m, m.training) for m in model.visual.modules()]
     try:
         return [tuple(g.shape[2:]) for g in model.visual.eval().scales(images.new_zeros(1, *images.shape[1:]), model.n)]
@@ -184,7 +183,7 @@ def _grid_sizes(model, images):
 def loctex_counts(
     recipe: LocTexRecipe,  # Its losses
 ) -> Callable:  # (model, batch) -> {term: samples}
-    "Make the function that counts a batch's samples for each loss term, before a step is made"
+    "Make the function that counts a batch's samples for each loss term before a step"
     grid_sizes = {}  # shape of an image -> sizes of the grids
 
     def counts(model, batch):
@@ -206,10 +205,10 @@ def loctex_counts(
 
 # %% ../../../nbs/methods/loctex/40_method.ipynb #9386cbec
 def loctex_loss(
-    recipe: LocTexRecipe,  # Weights and switches of its losses
-) -> Callable:  # (output of `LocTexModel`, batch) -> the terms `contrast`, over pairs, `localise0` ... for each grid,
-    # and `words` of a head
-    "Make the loss: contrast and localisation (LocTex sec. 3.5); a pair that is alone in its group has no contrast"
+    recipe: LocTexRecipe,  # Weights and options of its losses
+) -> Callable:  # (output of `LocTexModel`, batch) -> the terms `contrast`, `localise0` ... for each grid, and `words`
+    # with a word head
+    "Make the loss: contrast and localisation (LocTex sec. 3.5); a pair alone in its group has no contrastive loss"
     r = recipe
     same = dict(group=r.group, include_positive=r.include_positive, temperature=r.temperature)
     same |= dict(direction=r.direction, local_loss=r.local_loss)
@@ -218,7 +217,7 @@ def loctex_loss(
         images = out['image_features']
         texts = out['text_features']
         own, everywhere = _paired(len(images), r.group, r.include_positive, dist)
-        if not everywhere:  # each process has a gradient, if only 0, for each weight
+        if not everywhere:  # each process needs a gradient, if only 0, for each weight
             return LossTerm(0.0, images.sum() * 0 + texts.sum() * 0, 0)
         kw = dict(same, gather=dist.gather) if dist.world_size > 1 else same
         return LossTerm(r.contrast, *info_nce(images[:own], texts[:own], **kw))
@@ -244,7 +243,7 @@ def loctex_build_inputs(
     dls: 'DataLoaders',  # From `loaders`
     seed: int,  # Not used
 ) -> dict:  # `idf`, for a word head
-    "Compute from the training set how rare words are in narratives or captions, for a word head"
+    "Compute the `idf` of the training set's narratives or captions, for a word head"
     loader = dls.train
     narratives = getattr(loader.source, 'narratives', None)
     if not recipe.contrast and loader.collate is not None and narratives is None:
@@ -255,11 +254,11 @@ def loctex_build_inputs(
 
 
 def loctex_build(
-    recipe: LocTexRecipe,  # All numbers
+    recipe: LocTexRecipe,  # All hyperparameters
     sizes: dict,  # `tokens`
     visual: nn.Module,  # The backbone
     *,
-    idf: Tensor = None,  # How rare each token is (v,); zeros, if weights are loaded afterwards
+    idf: Tensor = None,  # Inverse document frequency of each token (v,); zeros if weights are loaded afterwards
 ) -> LocTexModel:
     "Build the model that a recipe describes"
     r = recipe
@@ -284,19 +283,19 @@ def loctex_groups(
     recipe: LocTexRecipe,  # Its learning rates
     model: LocTexModel,  # From `loctex_build`
 ) -> list:
-    "Parameter groups: backbone, text encoder, heads"
+    "Make parameter groups: backbone, text encoder, heads"
     groups = [([model.visual], recipe.cnn_lr), ([model.text], recipe.text_lr), (None, recipe.lr)]
     return param_groups(model, groups, recipe.wd)
 
 
 def loctex_capabilities(model: LocTexModel) -> dict:
-    "Return the model's capabilities, see `vlrep.models.pretrained`; only contrastive heads make vectors"
+    "Return the model's capabilities, see `vlrep.models.pretrained`; embeddings need contrastive heads"
     embeds = dict(embed_image=model.embed_image, embed_text=model.embed_text) if hasattr(model, 'image_proj') else {}
     return dict(backbone=model.visual, attend=model.attend, **embeds)
 
 
 def loctex_learner(
-    recipe: LocTexRecipe,  # All numbers
+    recipe: LocTexRecipe,  # All hyperparameters
     dls: 'DataLoaders',  # From `loaders`, with `collate=NarrativeCollator(tokenizer, ...)`
     **kw,  # As for `make_learner`: visual, seed, precision, cbs
 ) -> 'BatchLearner':  # A fastai Learner; train it with `fit_steps(recipe.steps)`

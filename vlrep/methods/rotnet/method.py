@@ -22,10 +22,10 @@ from ...training.schedules import step_decay
 # %% ../../../nbs/methods/rotnet/40_method.ipynb #d9901d89
 def _four_turns(
     images: Tensor,  # Square images (b,c,s,s)
-) -> tuple:  # (4b,c,s,s), all unrotated ones first; quarter turns of each, anticlockwise (4b,)
+) -> tuple:  # Rotated images (4b,c,s,s), unrotated first; their quarter turns, anticlockwise (4b,)
     "Rotate every image by 0, 90, 180 and 270 degrees; a `ValueError` if the images are not square"
     if images.shape[-1] != images.shape[-2]:
-        raise ValueError(f'images of {tuple(images.shape[-2:])}: only square ones keep their shape when rotated')
+        raise ValueError(f'images of {tuple(images.shape[-2:])}: only square images keep their shape when rotated')
     turned = torch.cat([images.rot90(k, (2, 3)) for k in range(4)])
     return turned, torch.arange(4, device=images.device).repeat_interleave(len(images))
 
@@ -35,7 +35,7 @@ class RotNetModel(nn.Module):
 
     def __init__(
         self,
-        visual,  # A backbone: images to a grid (b,c,h,w); has `width` = c
+        visual,  # Backbone: images -> grid (b,c,h,w); its `width` is c
         head: str = 'linear',  # As for `ConceptHead`
         hidden: int = 0,  # As for `ConceptHead`
     ):
@@ -44,7 +44,7 @@ class RotNetModel(nn.Module):
         self.head = ConceptHead(visual.width, 4, head, hidden)
 
     def forward(self, batch: dict) -> dict:
-        "Scores of the rotations of all images in all four (4b,4), `logits`; and the targets (4b,), `turns`"
+        "Score the rotations of each image in all four rotations: `logits` (4b,4), and the targets `turns` (4b,)"
         images, turns = _four_turns(batch['images'])
         return dict(logits=self.head(self.visual(images)), turns=turns)
 
@@ -52,7 +52,7 @@ class RotNetModel(nn.Module):
 def rotnet_loss(
     recipe: RotNetRecipe,  # Not used
 ) -> Callable:  # (output of `RotNetModel`, batch) -> nats (), rotated images ()
-    "Make the loss: cross-entropy to the rotation of each image"
+    "Make the loss: cross-entropy with the rotation of each image"
 
     def loss(out, batch):
         return F.cross_entropy(out['logits'].float(), out['turns'], reduction='sum'), len(out['turns'])
@@ -72,14 +72,14 @@ def rotnet_build(
 def rotnet_schedule(
     recipe: RotNetRecipe,  # `schedule`, `steps`, `warmup`
 ) -> Callable:  # Steps done -> factor of the learning rates
-    "Make a schedule with a warm-up: a cosine, or rates divided by 10 after 5/6 and after 11/12 of the steps"
+    "Make a schedule with a warm-up: a cosine, or a division by 10 after 5/6 and after 11/12 of the steps"
     if recipe.schedule != 'steps':
         return cosine_schedule(recipe)
     return partial(step_decay, drops=[round(recipe.steps * f) for f in (5 / 6, 11 / 12)], warmup=recipe.warmup)
 
 
 def rotnet_learner(
-    recipe: RotNetRecipe,  # All numbers
+    recipe: RotNetRecipe,  # All hyperparameters
     dls: 'DataLoaders',  # From `loaders`
     **kw,  # As for `make_learner`: visual, seed, precision, cbs
 ) -> 'BatchLearner':  # A fastai Learner; train it with `fit_steps(recipe.steps)`

@@ -21,12 +21,12 @@ from .recipe import SupervisedRecipe
 
 # %% ../../../nbs/methods/supervised/40_method.ipynb #207e65de
 class SupervisedModel(nn.Module):
-    "A backbone, global average pooling, and a linear classifier with one logit for each tag"
+    "A backbone, global average pooling, and a linear classifier with one logit per tag"
 
     def __init__(
         self,
-        visual,  # A backbone: images to a grid (b,c,h,w); has `width` = c
-        columns,  # The tags that are learned, as columns of `batch['tags']`
+        visual,  # Backbone: images -> grid (b,c,h,w); its `width` is c
+        columns,  # The tags to learn, as columns of `batch['tags']`
     ):
         super().__init__()
         self.visual = visual
@@ -36,7 +36,7 @@ class SupervisedModel(nn.Module):
         nn.init.zeros_(self.head.bias)
 
     def forward(self, batch: dict) -> dict:
-        "Scores `logits` (b,k), and the columns of the batch's tags that they predict (b,k)"
+        "Compute scores `logits` (b,k), and the columns of the batch's tags that they predict (b,k)"
         logits = self.head(self.visual(batch['images']).mean((2, 3)))
         return dict(logits=logits, columns=self.columns.expand(len(logits), -1))
 
@@ -59,7 +59,7 @@ def supervised_build_inputs(
     dls: 'DataLoaders',  # From `loaders`; their datasets have labels `tags`
     seed: int,  # Not used
 ) -> dict:  # `columns`
-    "Find the tags to learn: those that the training images show, or all if they show none"
+    "Find the tags to learn: those that occur in the training images, or all if none occurs"
     train = dls.train.source
     if 'tags' not in train.labels:
         raise ValueError(f'{train.name}: has no labels called tags')
@@ -71,7 +71,7 @@ def supervised_sizes(
     loader: StatefulLoader,  # Not used
     columns: np.ndarray,  # From `supervised_build_inputs`
 ) -> dict:
-    "Return how many tags are learned, as `tags`"
+    "Return the number of tags to learn, as `tags`"
     return dict(tags=len(columns))
 
 
@@ -80,16 +80,16 @@ def supervised_build(
     sizes: dict,  # `tags`
     visual: nn.Module,  # The backbone
     *,
-    columns: np.ndarray = None,  # Of the tags that are learned; the first ones, if weights are loaded afterwards
+    columns: np.ndarray = None,  # Columns of the tags to learn; the first columns if weights are loaded afterwards
 ) -> SupervisedModel:
     "Build the model that predicts tags"
     return SupervisedModel(visual, range(sizes['tags']) if columns is None else columns)
 
 
 def supervised_learner(
-    recipe: SupervisedRecipe,  # All numbers
+    recipe: SupervisedRecipe,  # All hyperparameters
     dls: 'DataLoaders',  # From `loaders`; their datasets have labels `tags`
     **kw,  # As for `make_learner`: visual, seed, precision, cbs
 ) -> 'BatchLearner':  # A fastai Learner; train it with `fit_steps(recipe.steps)`
-    "Make a learner that trains a backbone to predict tags; those that training images never show are left out"
+    "Make a learner that trains a backbone to predict tags; tags that never occur in training are left out"
     return make_learner(METHODS['supervised'], recipe, dls, **kw)

@@ -19,7 +19,7 @@ ViLBERTModel = FusionModel  # Two streams with co-attention
 
 
 def vilbert_build(
-    recipe: ViLBERTRecipe,  # All numbers
+    recipe: ViLBERTRecipe,  # All hyperparameters
     sizes: dict,  # From `fusion_sizes`
     visual: nn.Module,  # Backbone of the regions, or None
     **build_inputs,  # From `fusion_build_inputs`
@@ -31,7 +31,7 @@ def vilbert_build(
 
 # %% ../../../nbs/methods/vilbert/40_method.ipynb #d0fa51be
 def vilbert_learner(
-    recipe: ViLBERTRecipe,  # All numbers
+    recipe: ViLBERTRecipe,  # All hyperparameters
     dls: 'DataLoaders',  # From `loaders`, with the collator of the method
     **kw,  # As for `make_learner`: visual, seed, precision, cbs
 ) -> 'BatchLearner':  # A fastai Learner; train it with `fit_steps(recipe.steps)`

@@ -30,29 +30,29 @@ _Pooled = Choice('first', 'mean')
 class ViLBERTRecipe(FusionRecipe):
     "ViLBERT in the paper: BERT-base and six layers of width 1024, COCO, masked words and regions"
 
-    blocks: _Blocks = 6  # Co-attention blocks, and layers of the image; 0: half as many as BERT has layers (code)
-    image_width: _Wide = 1024  # Hidden size of the image's stream (code); 0: as the text's
-    image_heads: HeadCount = 8  # Its attention heads (code); 0: as the text's
-    image_ffn: _Wide = 1024  # Hidden width of its feed-forward parts (code); 0: as image_width
-    co_width: _Wide = 1024  # Width of co-attention (code); 0: as image_width
-    co_heads: HeadCount = 8  # Its heads (code); 0: as image_heads
-    co_attention: bool = True  # Do the streams attend to each other?
-    pool_region: _Pooled = 'first'  # Pooled region: first, the detector's most confident (code), or mean of all
+    blocks: _Blocks = 6  # Co-attention blocks, and layers of the image stream; 0: half of BERT's layers (code)
+    image_width: _Wide = 1024  # Hidden size of the image stream (code); 0: that of the text stream
+    image_heads: HeadCount = 8  # Its attention heads (code); 0: those of the text stream
+    image_ffn: _Wide = 1024  # Hidden width of its feed-forward layers (code); 0: image_width
+    co_width: _Wide = 1024  # Width of co-attention (code); 0: image_width
+    co_heads: HeadCount = 8  # Its heads (code); 0: image_heads
+    co_attention: bool = True  # Let the streams attend to each other
+    pool_region: _Pooled = 'first'  # Pooled region: first, the detector's most confident one (code), or mean of all
 
     def problems(self) -> 'Iterator[str]':
-        "Yield the errors of the checks of all fusion models, and of the sublayers"
+        "Yield the error messages of all fusion models, and of the sublayers"
         yield from FusionRecipe.problems(self)
         if self.sublayers not in ('', 'dual_stream') and not self.co_attention:
             yield (
-                f'co_attention=False: is read with sublayers=dual_stream; leave ti and it out of '
+                f'co_attention=False: is only read with sublayers=dual_stream; leave ti and it out of '
                 f'sublayers={self.sublayers!r}'
             )
         yield sublayer_problem(self, vilbert_config)
 
 # %% ../../../nbs/methods/vilbert/10_recipe.ipynb #082a66e8
 def vilbert_config(
-    recipe: ViLBERTRecipe,  # With `sublayers`, and the sizes of the image's stream
-    bert: 'Bert|BertConfig',  # Sizes of the text's
+    recipe: ViLBERTRecipe,  # With `sublayers`, and the sizes of the image stream
+    bert: 'Bert|BertConfig',  # Sizes of the text stream
 ) -> FusionConfig:  # Two streams with co-attention, unless the recipe lists other sublayers
     "Make the encoder's config from the recipe and BERT's sizes"
     r = recipe

@@ -45,27 +45,27 @@ class VirTexRecipe(BackboneFields, TextRecipe):
 
     task: _Task = 'bicaption'  # Pretext task: bicaption, forward, token_cls, multilabel (sec. 4.2) or masked_lm (code)
     masking: _Masking = 'virtex'  # How masked_lm chooses masked tokens: virtex (code), or bert
-    width: Width = 1024  # Hidden size H of the decoders (sec. 3; tab. 2 varies it)
-    depth: Layers = 1  # Their layers L (tab. 2 varies it)
+    width: Width = 1024  # Hidden size H of the decoders (sec. 3; varied in tab. 2)
+    depth: Layers = 1  # Layers L of the decoders (varied in tab. 2)
     heads: HeadCount = 0  # Attention heads; 0 means width/64 (sec. 3)
-    norm: Norm = 'post'  # LayerNorm after each part, as in the original Transformer (sec. 3); or 'pre' (code)
-    dropout: DropoutRate = 0.1  # (code)
+    norm: Norm = 'post'  # LayerNorm after each sublayer, as in the original Transformer (sec. 3); or 'pre' (code)
+    dropout: DropoutRate = 0.1  # Dropout of the decoders (code)
     init: Init = '0.02'  # Standard deviation of the textual head's weights (code), or 'fan_in' for small widths
-    vocab: Vocab = 10000  # Tokens, special ones included (sec. 3)
+    vocab: Vocab = 10000  # Size of the vocabulary, special tokens included (sec. 3)
     max_len: Length = 30  # Longest caption in tokens, [SOS] and [EOS] included (code)
-    bs: Batch = 256  # Images a step (sec. 3)
-    steps: StepCount = 500_000  # Steps (sec. 3)
-    warmup: WarmUp = 10_000  # Steps of linear warm-up, then a cosine down to 0 (sec. 3)
+    bs: Batch = 256  # Images per step (sec. 3)
+    steps: StepCount = 500_000  # Training steps (sec. 3)
+    warmup: WarmUp = 10_000  # Steps of linear warm-up, followed by a cosine down to 0 (sec. 3)
     cnn_lr: LearningRate = 0.2  # Peak learning rate of the backbone (sec. 3)
     lr: LearningRate = 1e-3  # Peak learning rate of everything else (sec. 3)
-    wd: Decay = 1e-4  # Weight decay, none for LayerNorms and biases of embedding and decoders (sec. 3)
-    lookahead_k: Count = 5  # Lookahead's steps; 0 for none (sec. 3)
-    lookahead_alpha: UnitInterval = 0.5  # Lookahead's share (sec. 3)
+    wd: Decay = 1e-4  # Weight decay, except of LayerNorms and biases of embedding and decoders (sec. 3)
+    lookahead_k: Count = 5  # Steps of Lookahead; 0 for none (sec. 3)
+    lookahead_alpha: UnitInterval = 0.5  # Step size of Lookahead (sec. 3)
     clip: GradientNorm = 10.0  # Largest norm of the gradient; 0 for none (code)
-    logit_chunk: Int(0, 10**9) = 0  # Words whose scores over the vocabulary are in memory at a time; 0 for all
-    idf: bool = False  # token_cls: rare words get a larger share of the target (SuperClass, eq. 3)
+    logit_chunk: Int(0, 10**9) = 0  # Number of words whose scores are in memory at a time; 0 for all
+    idf: bool = False  # token_cls: give rare words larger weights in the target (SuperClass, eq. 3)
     word_weight: Weight = 0.0  # Tasks with a decoder: weight of the auxiliary word head (rare words weigh more)
-    parallel: UnitInterval = 0.0  # Captioning: share of the captions that are predicted in parallel (CapPa: .75)
+    parallel: UnitInterval = 0.0  # Captioning: fraction of the captions that are predicted in parallel (CapPa: .75)
 
     def problems(self) -> 'Iterator[str]':
         "Yield an error message for each option that the task does not have"
@@ -73,16 +73,16 @@ class VirTexRecipe(BackboneFields, TextRecipe):
         if self.task == 'multilabel' and (self.normalise, self.mirror_words) != ('auto', 'auto'):
             yield 'normalise, mirror_words: the task multilabel reads no captions; leave them out'
         if self.logit_chunk and self.task in ('token_cls', 'multilabel'):
-            yield f'logit_chunk={self.logit_chunk}: the task {self.task} has one row of scores an image; leave it out'
+            yield f'logit_chunk={self.logit_chunk}: the task {self.task} has one row of scores per image; leave it out'
         if self.word_weight and self.task in ('token_cls', 'multilabel'):
-            yield f'word_weight={self.word_weight}: the task {self.task} has no decoder to train the word head beside'
+            yield f'word_weight={self.word_weight}: the task {self.task} has no decoder, which the word head needs'
         if self.parallel and self.task not in ('bicaption', 'forward'):
             yield f'parallel={self.parallel}: belongs to captioning, not to {self.task}'
         if self.idf and self.task != 'token_cls':
             yield f'idf=True: belongs to the task token_cls, not to {self.task}'
 
     def _heads(self):
-        # a classifier has no heads
+        # a classifier has no attention heads
         return None if self.task in ('token_cls', 'multilabel') else MethodRecipe._heads(self)
 
 # %% ../../../nbs/methods/virtex/10_recipe.ipynb #8c458b16
@@ -189,6 +189,6 @@ METHODS.add(
         needs=lambda recipe: {'labels'},
         tokenizer=None,
         collate=None,
-        loss_unit='nats an image, over the set of its labels',
+        loss_unit='nats per image, over the set of its labels',
     )
 )

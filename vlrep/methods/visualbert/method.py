@@ -19,7 +19,7 @@ VisualBERTModel = FusionModel  # One stream of words and regions
 
 
 def visualbert_build(
-    recipe: VisualBERTRecipe,  # All numbers
+    recipe: VisualBERTRecipe,  # All hyperparameters
     sizes: dict,  # From `fusion_sizes`
     visual: nn.Module,  # Backbone of the regions, or None
     **build_inputs,  # From `fusion_build_inputs`
@@ -30,7 +30,7 @@ def visualbert_build(
 
 # %% ../../../nbs/methods/visualbert/40_method.ipynb #0e397dbe
 def visualbert_learner(
-    recipe: VisualBERTRecipe,  # All numbers
+    recipe: VisualBERTRecipe,  # All hyperparameters
     dls: 'DataLoaders',  # From `loaders`, with the collator of the method
     **kw,  # As for `make_learner`: visual, seed, precision, cbs
 ) -> 'BatchLearner':  # A fastai Learner; train it with `fit_steps(recipe.steps)`

@@ -27,17 +27,17 @@ _Pooled = Choice('cls', 'last')
 class VisualBERTRecipe(FusionRecipe):
     "VisualBERT in the paper: BERT-base, COCO, masked words"
 
-    pooler: _Pooled = 'cls'  # Which token is pooled: cls, through tanh, or last: the one before the last [SEP]
+    pooler: _Pooled = 'cls'  # Pooled token: cls, through tanh, or last, the token before the last [SEP]
 
     def problems(self) -> 'Iterator[str]':
-        "Yield the errors of the checks of all fusion models, and of the sublayers"
+        "Yield the error messages of all fusion models, and of the sublayers"
         yield from FusionRecipe.problems(self)
         yield sublayer_problem(self, visualbert_config)
 
 # %% ../../../nbs/methods/visualbert/10_recipe.ipynb #616a5b00
 def visualbert_config(
     recipe: VisualBERTRecipe,  # With `sublayers`
-    bert: 'Bert|BertConfig',  # Its sizes
+    bert: 'Bert|BertConfig',  # Sizes of BERT
 ) -> FusionConfig:  # One stream, as deep as BERT, unless the recipe lists other sublayers
     "Make the encoder's config from the recipe and BERT's sizes; words and regions have the same width"
     sizes = StreamSizes(bert.depth, max(1, bert.depth // 2), bert.heads, bert.heads, bert.heads, bert.width)
