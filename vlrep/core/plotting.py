@@ -16,7 +16,6 @@ from functools import cache
 
 import matplotlib.pyplot as plt
 import numpy as np
-import torch
 from matplotlib import font_manager, ft2font
 from matplotlib.transforms import offset_copy
 
@@ -118,10 +117,10 @@ def drawable(
 
 # %% ../../nbs/core/20_plotting.ipynb #146eb382
 def to_hwc(
-    image: np.ndarray | torch.Tensor,  # uint8 or float in [0,1]; (h,w,3), (3,h,w), an array or a tensor
+    image: 'np.ndarray | torch.Tensor',  # uint8 or float in [0,1]; (h,w,3), (3,h,w), an array or a tensor
 ) -> np.ndarray:  # uint8 (h,w,3)
     "Convert `image` to an array to draw; raise a `ValueError` if its shape is not that of an image"
-    if isinstance(image, torch.Tensor):
+    if hasattr(image, 'detach'):
         image = image.detach().cpu()
         image = image.float() if image.is_floating_point() else image
     a = np.asarray(image)
@@ -154,7 +153,7 @@ def _wrapped(text, inches):
 
 
 def show_images(
-    images: list | np.ndarray | torch.Tensor,  # Images, as `to_hwc` takes them
+    images: 'list | np.ndarray | torch.Tensor',  # Images, as `to_hwc` takes them
     titles: list | tuple = None,  # Words above each, wrapped to its width
     ncol: int = 6,  # Images a row
     size: float = 1.6,  # Inches an image
@@ -236,7 +235,7 @@ def bars(
 
 # %% ../../nbs/core/20_plotting.ipynb #d5f9807c
 def png_uri(
-    pic: plt.Figure | np.ndarray | torch.Tensor,  # A figure, or an image as `to_hwc` takes it
+    pic: 'plt.Figure | np.ndarray | torch.Tensor',  # A figure, or an image as `to_hwc` takes it
     scale: int = 1,  # Whole-number enlargement of an image
 ) -> str:  # `data:image/png;base64,...`
     "Encode a picture as a PNG data URI, to embed in an HTML page"
