@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['KINDS', 'DIAGRAMS', 'Box', 'Arrow', 'parse', 'draw', 'diagram']
 
-# %% ../../nbs/methods/14_diagrams.ipynb #83427af0
+# %% ../../nbs/methods/14_diagrams.ipynb #8e2d5803
 import re
 from dataclasses import dataclass
 from functools import cache
@@ -13,7 +13,7 @@ from functools import cache
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.patches import FancyBboxPatch
-from PIL import Image, ImageDraw
+from PIL import Image, ImageDraw, ImageFilter, ImageOps
 
 from ..core.plotting import INK
 from ..core.registry import did_you_mean
@@ -109,7 +109,7 @@ def _path(
 
     return [edge(a, b, down), *corner, edge(b, a, down != bool(corner))]
 
-# %% ../../nbs/methods/14_diagrams.ipynb #b28ee745
+# %% ../../nbs/methods/14_diagrams.ipynb #153e36ab
 @cache
 def _picture(
     name: str,  # image, view, regions, trace, mask, or pairs
@@ -117,15 +117,15 @@ def _picture(
     "Draw an input of a method"
     from vlrep.datasets.world.dataset import scene
 
-    side = 192
+    side = 168  # as drawn with 140 dots per inch
     record = scene('train', 8, size=side, with_='narrative')
-    image = Image.fromarray(record.image)
+    image = Image.fromarray(record.image).filter(ImageFilter.MedianFilter(3))  # no noise: smaller files
     points = np.concatenate(record.narrative.strokes)
     inside = [tuple(side * p[:2]) for p in points if (p[:2] > 0).all() and (p[:2] < 1).all()]
     spoken = points[(points[:, 2] >= 7.18) & (points[:, 2] <= 7.98), :2]  # during "red bird"
     dark = INK['text']
     if name == 'view':
-        image = image.crop((44, 24, 190, 170)).convert('L').transpose(Image.Transpose.FLIP_LEFT_RIGHT).convert('RGB')
+        image = ImageOps.mirror(image.crop((38, 21, 166, 149))).resize((side, side)).convert('L').convert('RGB')
     elif name == 'regions':
         for o in record.objects:
             ImageDraw.Draw(image).rectangle([side * c for c in o['box']], outline='white', width=5)
