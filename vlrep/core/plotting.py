@@ -32,9 +32,7 @@ def _draw_sharply():
     "In Jupyter, draw figures with twice the pixels and show them at the same size"
     ipython = sys.modules.get('IPython')
     if ipython and hasattr(ipython.get_ipython(), 'kernel') and 'inline' in plt.get_backend():
-        from matplotlib_inline.backend_inline import set_matplotlib_formats
-
-        set_matplotlib_formats('retina')
+        sys.modules['matplotlib_inline.backend_inline'].set_matplotlib_formats('retina')
 
 
 def style() -> None:
