@@ -175,8 +175,13 @@ def notebook(nb, here, module, fix):
             if i == 0:
                 out.append(below_title(here, module))
         elif c['cell_type'] == 'code' and (new := code_cell(c)):
-            if any('image/png' in o.get('data', {}) for o in new['outputs']):
-                new['metadata'].setdefault('mystnb', {})['image'] = dict(alt=alt(heading))
+            figures = [o for o in new['outputs'] if {'image/png', 'image/jpeg'} & o.get('data', {}).keys()]
+            if figures:
+                image = new['metadata'].setdefault('mystnb', {})['image'] = dict(alt=alt(heading))
+                # of a figure that has twice the pixels
+                meta = [o['metadata'].get(k, {}) for o in figures for k in ('image/png', 'image/jpeg')]
+                if widths := [m['width'] for m in meta if 'width' in m]:
+                    image['width'] = f'{max(widths)}px'
             for data in (o['data'] for o in new['outputs'] if 'text/markdown' in o.get('data', {})):
                 data['text/markdown'] = fix(contents.text(data['text/markdown']))
             out += [new]

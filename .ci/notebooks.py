@@ -6,8 +6,10 @@
                            their outputs
 """
 
+import base64
 import gc
 import importlib
+import io
 import json
 import os
 import pkgutil
@@ -209,6 +211,64 @@ def test(names, results=None):
     sys.exit(0 if all(ok for ok, _ in passed.values()) else 1)
 
 
+SIZE = 390_000  # bytes of a notebook; tests/project allow 400,000
+VISIBLE = 3  # mean change of a colour, of 255, above which a palette is not used
+
+
+def encoded(image, **kw):
+    "An image as the text that a notebook stores"
+    f = io.BytesIO()
+    image.save(f, optimize=True, **kw)
+    return base64.b64encode(f.getvalue()).decode()
+
+
+def as_png(image, *palettes):
+    "The smallest PNG of an image: in all its colours, or in one of these numbers of colours if that is not seen"
+    from PIL import ImageChops, ImageStat
+
+    made = [encoded(image, format='PNG')]
+    for colors in palettes:
+        few = image.quantize(colors, dither=0, kmeans=1)  # without k-means, rare colours shift
+        changes = ImageStat.Stat(ImageChops.difference(few.convert('RGB'), image)).mean
+        if max(changes) < VISIBLE:
+            made.append(encoded(few, format='PNG'))
+    return min(made, key=len)
+
+
+def shrink(nb, size=SIZE):
+    "Store figures in few bytes; if the notebook is too large, the largest first in fewer colours, as JPEG, or smaller"
+    import nbformat
+    from PIL import Image
+
+    def three_quarters(image):
+        return image.resize([3 * side // 4 for side in image.size], Image.Resampling.BOX)
+
+    outputs = [o for c in nb.cells for o in c.get('outputs', []) if 'image/png' in o.get('data', {})]
+    figures = [(o, Image.open(io.BytesIO(base64.b64decode(o.data['image/png']))).convert('RGB')) for o in outputs]
+    for o, image in figures:
+        o.data['image/png'] = as_png(image, 256)
+    steps = [
+        ('image/png', lambda image: as_png(image, 64)),
+        ('image/png', lambda image: as_png(image, 32)),
+        ('image/jpeg', lambda image: encoded(image, format='JPEG', quality=85)),
+        ('image/png', lambda image: as_png(three_quarters(image), 256, 32)),
+    ]
+
+    def stored(o):
+        return next((kind, o.data[kind]) for kind in ('image/png', 'image/jpeg') if kind in o.data)
+
+    for kind, made in steps:
+        for o, image in sorted(figures, key=lambda figure: -len(stored(figure[0])[1])):
+            if len(nbformat.writes(nb).encode()) < size:
+                return
+            old, now = stored(o)
+            new = made(image)
+            if len(new) < len(now):
+                del o.data[old]
+                o.data[kind] = new
+                o.metadata = {kind: o.metadata.get(old, {})}
+
+
 def left_alone(src, cuda):
     "A cell that `run` cannot run here: it needs a GPU or a download. It keeps its outputs"
     flags = set(re.findall(r'^#\|\s*(\w+)\s*$', src, re.M))
@@ -240,7 +300,9 @@ def run(names):
             continue
         for c in skipped:
             del c.metadata['tags']
-        nbformat.write(nbformat.from_dict(solutions.apart(nb)), fn)
+        nb = nbformat.from_dict(solutions.apart(nb))
+        shrink(nb)
+        nbformat.write(nb, fn)
         print(f'  {time.time() - t:6.1f} s, {fn.stat().st_size / 1000:4.0f} kB   {fn.relative_to(NBS)}', flush=True)
     sys.exit(f'failed: {", ".join(failed)}' if failed else 0)
 

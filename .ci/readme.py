@@ -39,7 +39,8 @@ def output(o, images):
     if 'image/png' in data:
         name = f'nbs/images/index_{len(images) + 1}.png'
         images[name] = base64.b64decode(text(data['image/png']))
-        return f'![]({name})'
+        width = o.get('metadata', {}).get('image/png', {}).get('width')
+        return f'<img src="{name}" width="{width}">' if width else f'![]({name})'
     if 'text/markdown' in data:
         return relink(text(data['text/markdown'])).strip()
     plain = text(data.get('text/plain', ''))

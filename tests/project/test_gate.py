@@ -1,6 +1,7 @@
 "The scripts behind the Makefile: each check of the gate goes red when it should"
 
 import base64
+import io
 import json
 import re
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from paths import ROOT
+from PIL import Image, ImageChops, ImageStat
 
 CI = ROOT / '.ci'
 
@@ -178,6 +180,7 @@ def test_the_readme_is_made_of_the_index_notebook(ci):
             dict(cell_type='markdown', source=['# vlrep\n', '> A line']),
             code('#| hide\nsecret = 1', shows(text_plain='secret')),
             code('#| echo: false\ndraw()', shows(image_png=png, text_plain='<Figure>')),
+            code('#| echo: false\ndraw()', shows(image_png=png) | dict(metadata={'image/png': dict(width=300)})),
             code(
                 '1+1',
                 dict(output_type='execute_result', data={'text/plain': ['2']}),
@@ -192,11 +195,12 @@ def test_the_readme_is_made_of_the_index_notebook(ci):
         ]
     )
     made = ci('readme').render(nb)
-    assert made['nbs/images/index_1.png'] == b'a picture' and len(made) == 2
+    assert made['nbs/images/index_1.png'] == made['nbs/images/index_2.png'] == b'a picture' and len(made) == 3
     text = made['README.md'].decode()
     blocks = [
         '# vlrep\n> A line',
         '![](nbs/images/index_1.png)',
+        '<img src="nbs/images/index_2.png" width="300">',
         '```python\n1+1\n```',
         '```\n2\n```',
         '```\nhi\n```',
@@ -238,6 +242,65 @@ def test_the_slowest_notebooks_are_there_and_begin(ci):
     first, last = (notebooks.NBS / name for name in ('core/00_seeding.ipynb', 'training/10_optim.ipynb'))
     todo = notebooks.slowest_last([slowest[1], first, slowest[0], last])
     assert [todo.pop() for _ in range(4)] == [*slowest[:2], last, first]
+
+
+# ---------------------------------------------------------------- figures of notebooks
+
+
+def figure_notebook(*images):
+    "A notebook with these images, drawn with twice the pixels"
+    import nbformat
+
+    outputs = []
+    for image in images:
+        f = io.BytesIO()
+        image.save(f, 'PNG')
+        data = {'image/png': base64.b64encode(f.getvalue()).decode()}
+        size = dict(width=image.width // 2, height=image.height // 2)
+        outputs.append(nbformat.v4.new_output('display_data', data, metadata={'image/png': size}))
+    return nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell('draw()', outputs=outputs)])
+
+
+def stored(nb):
+    "Format, image and metadata of each output"
+    for o in nb.cells[0].outputs:
+        (kind,) = o.data
+        yield kind, Image.open(io.BytesIO(base64.b64decode(o.data[kind]))), o.metadata[kind]
+
+
+def noise(side):
+    return Image.effect_noise((side, side), 90)
+
+
+def colorful(side):
+    "Noise in all channels: a palette of 256 colours would be seen"
+    return Image.merge('RGB', [noise(side) for _ in range(3)])
+
+
+def test_figures_are_stored_with_a_palette_at_the_same_size(ci):
+    drawing = noise(200).convert('RGB')
+    nb = figure_notebook(drawing)
+    ci('notebooks').shrink(nb)
+    ((kind, image, size),) = stored(nb)
+    assert (kind, image.mode, image.size, size) == ('image/png', 'P', (200, 200), dict(width=100, height=100))
+    assert ImageStat.Stat(ImageChops.difference(image.convert('RGB'), drawing)).mean[0] < 1
+
+
+def test_a_palette_that_would_be_seen_is_not_used(ci):
+    photo = colorful(100)
+    nb = figure_notebook(photo)
+    ci('notebooks').shrink(nb)
+    ((kind, image, _),) = stored(nb)
+    assert kind == 'image/png' and not ImageChops.difference(image.convert('RGB'), photo).getbbox()
+
+
+def test_the_largest_figure_of_a_large_notebook_becomes_a_jpeg(ci):
+    nb = figure_notebook(colorful(60), colorful(200))
+    ci('notebooks').shrink(nb, 100_000)
+    assert [(kind, image.size, size['width']) for kind, image, size in stored(nb)] == [
+        ('image/png', (60, 60), 30),
+        ('image/jpeg', (200, 200), 100),
+    ]
 
 
 # ---------------------------------------------------------------- make robust

@@ -44,7 +44,7 @@ class OneOf:
     "Constraint: one of some words, or a number written as text"
 
     values: tuple  # The words
-    number: Between = None  # Bounds of the number, if one may stand there
+    number: Between = None  # Bounds of the number, if a number is allowed
 
     def __str__(self):
         return ', '.join(map(str, self.values)) + (f', or a number {self.number}' if self.number else '')
@@ -100,14 +100,14 @@ def Float(
 
 def Choice(
     *values,  # Allowed values, all texts or all whole numbers
-    number: Between = None,  # Bounds of a number written as text, if one may stand there, too
+    number: Between = None,  # Bounds of a number written as text, if that is also allowed
 ) -> object:  # An annotation for a field
     "Annotate a field that holds one of some values"
     return Annotated[type(values[0]), OneOf(values, number)]
 
 
-Fraction = Float(0, 1, above=True)  # Some part of a whole, or all of it
-UnitInterval = Float(0, 1)  # Some part of a whole, nothing or all of it
+Fraction = Float(0, 1, above=True)  # Above 0, up to 1
+UnitInterval = Float(0, 1)  # From 0 to 1
 
 # %% ../../nbs/core/30_fields.ipynb #f33fb8b5
 _SAYS = {int: 'a whole number', float: 'a number', bool: 'true or false', str: 'text', tuple: 'a list of values'}
@@ -151,7 +151,7 @@ def _fits(value, kind):
 
 def check_fields(
     obj: object,  # An instance of a dataclass, such as a recipe
-    together: bool = True,  # Call its method `check`, too, which checks fields together?
+    together: bool = True,  # Also call its method `check`, which checks fields together?
 ) -> object:  # The same
     "Check that every field of `obj` has an allowed value; a `ValueError` names the first that does not"
     rules = field_rules(type(obj))

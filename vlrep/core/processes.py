@@ -32,7 +32,7 @@ threading.Thread(target=_end_with_parent, args=(%r,), daemon=True).start()
 def start_python(
     code: str,  # Its text; it must not read standard input, which tells it when its parent ends
     *argv: str,  # `sys.argv[1:]` of it
-    patience: float = 0.0,  # Seconds that it has to end by itself, after SIGTERM; 0: it is ended at once
+    patience: float = 0.0,  # Seconds that it has to end by itself after SIGTERM; 0: it is killed at once
     **kw,  # As for `subprocess.Popen`
 ) -> subprocess.Popen:
     "Start a Python program that ends when this process ends, however this one does"

@@ -155,7 +155,7 @@ class LiveBar:
 
 # %% ../../nbs/core/15_progress.ipynb #ae377727
 def progress(
-    it: Iterable,  # What to go through
+    it: Iterable,  # Items to iterate over
     total: int = None,  # How many there are; by default `len(it)`
     label: str = '',  # What is being done
 ) -> Iterator:

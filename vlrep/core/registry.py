@@ -22,7 +22,7 @@ from types import ModuleType
 def did_you_mean(
     kind: str,  # The kind of name, e.g. "recipe"
     name: str,  # The unknown name
-    options: Iterable[str],  # The names there are
+    options: Iterable[str],  # The known names
 ) -> ValueError:  # To be raised by the caller
     "Return a `ValueError` that lists `options` and names the nearest one"
     options = sorted(map(str, options))

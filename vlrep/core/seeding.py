@@ -24,7 +24,7 @@ def _plain(k):
 
 
 def seed_of(
-    *key,  # Whatever names this draw: strings, numbers, tuples of them
+    *key,  # Identifies this draw: strings, numbers, tuples of them
 ) -> int:  # A seed in [0, 2^63)
     "Return a seed that depends on `key` alone"
     return int.from_bytes(hashlib.blake2b(repr(_plain(key)).encode(), digest_size=8).digest(), 'little') >> 1

@@ -16,7 +16,7 @@ import torch
 def test_tensor(
     a: torch.Tensor | np.ndarray | list | float,  # A tensor, an array or nested lists of numbers
     b: torch.Tensor | np.ndarray | list | float,  # What it should be
-    eps: float = 1e-5,  # Largest difference allowed in any place
+    eps: float = 1e-5,  # Largest difference allowed in any entry
 ) -> None:
     "Assert that `a` equals `b`: same shape, not empty, finite, and within `eps` everywhere"
     a, b = (x.detach() if isinstance(x, torch.Tensor) else torch.as_tensor(np.asarray(x)) for x in (a, b))
@@ -32,7 +32,7 @@ def test_tensor(
 @contextmanager
 def expect_fail(
     exc: type | tuple = Exception,  # The type of error that must be raised
-    contains: str = '',  # Words its message must hold
+    contains: str = '',  # Text that its message must contain
 ) -> Iterator[None]:
     "Assert that the body raises `exc` with `contains` in its message; other exceptions pass through"
     try:

@@ -17,7 +17,7 @@ from .files import brief
 from .registry import did_you_mean
 
 # %% ../../nbs/core/34_toml_tables.ipynb #7a4d13af
-STRICT = ConfigDict(strict=True, extra='forbid', allow_inf_nan=False)  # 1 is no text, and an unknown field is an error
+STRICT = ConfigDict(strict=True, extra='forbid', allow_inf_nan=False)  # 1 is not text, and an unknown field is an error
 _UNKNOWN = 'unexpected_keyword_argument'  # What Pydantic calls an unknown field
 
 
@@ -25,7 +25,7 @@ _UNKNOWN = 'unexpected_keyword_argument'  # What Pydantic calls an unknown field
 def at(
     place: str,  # Such as 'variants[words].'
 ) -> 'Iterator[None]':
-    "Put a place of the file before the message of a `ValueError`"
+    "Put a position in the file before the message of a `ValueError`"
     try:
         yield
     except ValueError as e:

@@ -55,9 +55,7 @@ class WeightsNotFinite(ValueError):
 def check_weights(
     weights: dict,  # Name -> tensor
     source: FilePath,  # The file, for messages
-    like: dict = None,  # Name -> tensor of the model that they are for, if it is known; it decides which ones are
-    # floats
-    # and which are integers
+    like: dict = None,  # Name -> tensor of the model they are for, if known: decides which are floats, which integers
 ) -> dict:  # `weights`
     "Check that all weights are plain, finite tensors; a `ValueError` names the file and the first tensor that is not"
     if not isinstance(weights, dict):
@@ -75,9 +73,9 @@ def check_weights(
 def weights_sha256(
     weights: dict,  # Name -> tensor, on any device
     *,
-    values: bool = False,  # Hash the values alone, in the order of the names? Else names, dtypes and shapes, too
+    values: bool = False,  # Hash only the values, in the order of the names? Else also names, dtypes and shapes
 ) -> str:  # 64 hexadecimal digits
-    "SHA-256 of a dict of weights"
+    "Compute the SHA-256 of a dict of weights"
     h = hashlib.sha256()
     for name, t in sorted(weights.items()):
         if not values:
@@ -186,7 +184,7 @@ def _unpickled(path, others):
 def stands_in(
     x: object,  # From `read_pickle`
 ) -> bool:
-    "Tell whether this is an inert object in place of one of an unknown class"
+    "Tell whether this is an inert object that replaces one of an unknown class"
     return isinstance(type(x), _FilledAsDict)
 
 # %% ../../nbs/core/35_weights.ipynb #8a11803f
