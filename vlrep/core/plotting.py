@@ -14,6 +14,7 @@ import sys
 import textwrap
 import warnings
 from functools import cache
+from importlib import import_module
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -32,7 +33,7 @@ def _draw_sharply():
     "In Jupyter, draw figures with twice the pixels and show them at the same size"
     ipython = sys.modules.get('IPython')
     if ipython and hasattr(ipython.get_ipython(), 'kernel') and 'inline' in plt.get_backend():
-        sys.modules['matplotlib_inline.backend_inline'].set_matplotlib_formats('retina')
+        import_module('matplotlib_inline.backend_inline').set_matplotlib_formats('retina')
 
 
 def style() -> None:
