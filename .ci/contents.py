@@ -214,7 +214,7 @@ def table(nbs, course):
             f'| {k} | {link(CONTENTS, page, title) if page else title} | {line} | {times[-1][0]} + {times[-1][1]} |'
         )
     read, practise = map(sum, zip(*times))
-    total = f'| | | *together, in hours* | {read / 60:.0f} + {practise / 60:.0f} |'
+    total = f'| | | *together, in hours* | {read / 60:.1f} + {practise / 60:.1f} |'
     return '\n'.join(['| | chapter | | minutes to read + to practise |', '|---|---|---|---|', *rows, total])
 
 
