@@ -49,7 +49,8 @@ def joined(nb, path):
         cells.append(c)
         if is_stub(c):
             cell = solved[STUB.search(text(c['source']))[1]]
-            cells.append({**cell, 'outputs': [], 'metadata': {'jupyter': {'source_hidden': True}}})
+            folded = {'jupyter': {'source_hidden': True}}
+            cells.append({**cell, 'source': text(cell['source']), 'outputs': [], 'metadata': folded})
     return {**nb, 'cells': cells}
 
 
