@@ -132,7 +132,7 @@ def test_samples_are_those_of_webdataset(tmp_path, seed):
             try:
                 samples = list(group_by_keys(named))
             except ValueError:
-                with pytest.raises(ValueError, match='there twice'):
+                with pytest.raises(ValueError, match='appears twice'):
                     list(shard_samples(path))
                 failed += 1
                 continue

@@ -111,7 +111,7 @@ def _field(item, name):
 
 
 def _whole(x, low, what):
-    "Convert a value of a published file to an integer, from a number, an array of one, or text"
+    "Convert a value from a published file (a number, an array of one number, or text) to an integer"
     try:
         value = np.asarray(x).item()
         n = int(value)

@@ -144,7 +144,7 @@ def turn_points(
     points: np.ndarray,  # x and y as fractions of the stored width and height (...,2)
     turn: int,  # From `annotation_turn`
 ) -> np.ndarray:  # The same points on the upright image (...,2)
-    "Turn points together with their image"
+    "Rotate points like their image"
     x = points[..., 0]
     y = points[..., 1]
     places = {
@@ -462,7 +462,7 @@ def with_narratives(
     self: ImageTextDataset,
     narratives: 'Narratives',  # Has a row per image and a method `subset`, such as `vlrep.data.narratives.Narratives`
 ) -> ImageTextDataset:  # The same images, captions and labels
-    "Copy this dataset with narratives"
+    "Return a copy of this dataset that includes narratives"
     new = copy.copy(self)
     new.narratives = narratives
     new._check()

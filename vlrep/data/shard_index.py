@@ -618,7 +618,7 @@ class ShardDataset(ImageTextDataset):
         idx: np.ndarray | list | range,  # Rows to keep, in their new order
         split: str = None,  # Name of the resulting split
     ) -> 'ShardDataset':
-        "Select rows as a dataset, with captions and labels in files of its own"
+        "Select rows as a dataset, with captions and labels in separate files"
         idx = np.asarray(idx, np.int64)
         new = copy.copy(self)
         new.at = self.at[idx]

@@ -130,7 +130,7 @@ def _class_names(given, n, known, who):
     for i in range(1, n if known else 0):
         if labels[i] != known[i]:
             raise ValueError(
-                f'--classes {given}: the label map of another data set: class {i} is {labels[i]!r} there, '
+                f'--classes {given}: the label map of a different data set: class {i} is {labels[i]!r} there, '
                 f'and {known[i]!r} in {who}'
             )
     return labels

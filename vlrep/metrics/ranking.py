@@ -113,7 +113,7 @@ def chance_top1(
     train: 'np.ndarray|torch.Tensor|list',  # Classes in training (n,)
     test: 'np.ndarray|torch.Tensor|list',  # Target classes (m,)
 ) -> float:  # Fraction of correct predictions
-    "Accuracy of always predicting the most frequent class of training"
+    "Compute the accuracy of always predicting the most frequent training class"
     seen, n = np.unique(_array(train, 'train'), return_counts=True)
     return float((_array(test, 'test') == seen[n.argmax()]).mean())
 

@@ -82,7 +82,7 @@ _AVOIDED = {'momentum', 'target', 'slow', 'k'}
 
 
 def _rank(prefix):
-    "Rank the networks of a file by prefix: the one that papers evaluate comes first"
+    "Rank the networks in a file by their prefix: the network that papers evaluate comes first"
     pieces = set(re.split(r'[._]', prefix))
     if pieces & _PREFERRED:
         return 0

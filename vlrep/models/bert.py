@@ -101,7 +101,7 @@ _USUAL = dict(model_type='bert', hidden_act='gelu', position_embedding_type='abs
 
 
 def _config(path):
-    "Read the sizes in a `config.json`; missing ones get transformers' defaults, those of BERT-base"
+    "Read the sizes in a `config.json`; missing ones get transformers' defaults (BERT-base)"
     got = read_json(path)
     if not isinstance(got, dict):
         raise ValueError(f'{path}: does not describe a BERT')
@@ -201,7 +201,7 @@ def _downloaded(name, *files):
 def bert_folder(
     source: FilePath,  # A folder, or a name on the Hugging Face hub
 ) -> Path:  # A folder with `config.json`, weights and vocabulary
-    "Find the files of a BERT, downloaded if necessary; a `ValueError` if there are none"
+    "Find the files of a BERT model, and download them if necessary; raise a `ValueError` if there are none"
     folder = Path(source)
     if folder.is_dir():
         if not (folder / 'config.json').is_file():

@@ -28,7 +28,7 @@ from .resnet_names import RESNETS, own_resnet, split_weights
 
 # %% ../../nbs/models/52_timm_torchvision.ipynb #07e2b260
 def _of_timm(name, size):
-    "Make a network of timm without its head, and a function that returns its grids, finest first"
+    "Make a timm network without its head, and a function that returns its grids, finest first"
     timm = import_timm(f'timm/{name}')
     names = timm.list_models()
     if name not in names:
