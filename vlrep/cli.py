@@ -153,7 +153,7 @@ class _Job:
     max_corrupt: _MAX_DAMAGED = None
     cache: _CACHE = None
     tracker: _NAME = None  # Send recipe, losses and results to tensorboard or wandb, too
-    quiet: _FLAG = False  # Print the folder of the run alone, at the end
+    quiet: _FLAG = False  # Print only the folder of the run, at the end
     verbose: _FLAG = False  # Begin each line with the time
 
 
@@ -286,9 +286,7 @@ def _runtime_values(arguments):
     return _values(arguments, [f.name for f in fields(Runtime)])
 
 # %% ../nbs/90_cli.ipynb #118c413f
-_TINY = (
-    'a tiny job: it shows that everything works, but learns next to nothing; captions like "a a a" are to be expected'
-)
+_TINY = 'a tiny job: it shows that everything works, but learns next to nothing; expect captions like "a a a"'
 
 
 def _pretrain(argv):
@@ -1008,7 +1006,7 @@ _MODEL = (
 
 @dataclass(frozen=True)
 class _Paraphrase:
-    "Paraphrase captions: into other languages and back, by Marian models of transformers, as text views of MCT"
+    "Paraphrase captions by translating them to other languages and back (Marian models), as text views for MCT"
 
     root: _DIR = None  # Folder of its files
     out: _FILE = None  # One line for each caption; an existing file is continued (default: paraphrases.jsonl)

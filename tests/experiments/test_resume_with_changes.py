@@ -214,7 +214,7 @@ def test_a_study_that_lost_a_line_deletes_nothing(plain, tmp_path):
     (tmp_path / 's.toml').write_text(STUDY)
     folder = StudyFolder(tmp_path / 'out', read_toml(tmp_path / 's.toml'), 's.toml')
     present = shutil.copytree(plain, tmp_path / 'out' / 'runs' / 'sets-0')
-    with pytest.raises(ValueError, match='sets-0: holds a run of which .*study.jsonl has no line'):
+    with pytest.raises(ValueError, match='sets-0: contains a run of which .*study.jsonl has no line'):
         _begin(folder, 'run', 'sets-0', dict(variant='sets', seed=0, rate=0, values={}, spec={}), source=None)
     assert (present / 'recipe.json').exists() and (present / 'best').is_dir()
 

@@ -197,7 +197,7 @@ HARM = {
         'state.pt: does not fit (the optimiser knew',
     ),
     'no training': (without(lambda s: s.pop('training')), 'state.pt: contains no training state'),
-    'a pickle with code as state': (evil_state, 'state.pt: holds more than data'),
+    'a pickle with code as state': (evil_state, 'state.pt: contains more than data'),
     'a pickle with code as weights': (evil_weights, 'model.safetensors: damaged, not safetensors'),
 }
 

@@ -94,7 +94,7 @@ _NO_FONT = set()  # Characters that no installed font has
 
 
 def _find_fonts(missing):
-    "Add fonts that have these characters to the ones that are used; returns those that no font has"
+    "Add fonts that have these characters to those in use; return those that no font has"
     families = sorted({f.name for f in font_manager.fontManager.ttflist if 'Last Resort' not in f.name})
     while missing and families:
         best = max(families, key=lambda f: len(_in_fonts(missing, [f])))

@@ -211,7 +211,7 @@ def _npy_item(path, info):
         return got
     facts = _load_npy(info)
     if not isinstance(facts, dict):
-        raise ValueError(f'{info}: holds no dictionary')
+        raise ValueError(f'{info}: contains no dictionary')
     return dict(facts, features=got)
 
 

@@ -255,7 +255,7 @@ def rows_at(
     rows: np.ndarray,  # Where each image's items begin, and where the last one's end (n+1,)
     idx: np.ndarray | list | range,  # Images (m,)
 ) -> tuple:  # Indices of the items of these images, image by image, and how many each image has (m,)
-    "Find the items of some images in a flat array of the items of all images"
+    "Find the items of some images in a flat array of all items"
     idx = np.arange(len(rows) - 1)[np.asarray(idx, np.int64)]
     n = rows[idx + 1] - rows[idx]
     return np.repeat(rows[idx] - np.cumsum(n) + n, n) + np.arange(n.sum()), n

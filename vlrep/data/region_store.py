@@ -143,7 +143,7 @@ class RegionWriter:
         self.folder = Path(folder)
         self.resume = resume
         if self.folder.exists() and not (self.folder / 'index.json').is_file() and any(self.folder.iterdir()):
-            raise ValueError(f'{folder}: holds something else than stored regions; choose a new folder')
+            raise ValueError(f'{folder}: contains something other than stored regions; choose a new folder')
         self.facts = dict(
             version=_VERSION,
             width=width,

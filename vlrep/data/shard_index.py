@@ -442,7 +442,7 @@ class ShardIndex:
         if head['pairs']:
             n, some = head['pairs']['pairs']
             raise ValueError(
-                f'{n} samples hold an image with a text of its own and two dots in its name: '
+                f'{n} samples contain an image with its own text and two dots in its name: '
                 f'{", ".join(some[:3])}. A key ends at the first dot: rename the files, or name the one '
                 f'image that is meant (--image-extension jpg)'
             )

@@ -20,7 +20,7 @@ def _array(x, name):
         x = x.detach().cpu().double().numpy()
     x = np.asarray(x, dtype=np.float64)
     if np.isnan(x).any():
-        raise ValueError(f'{name}: holds NaN, which cannot be ranked')
+        raise ValueError(f'{name}: contains NaN, which cannot be ranked')
     if not x.size:
         raise ValueError(f'{name}: empty')
     return x

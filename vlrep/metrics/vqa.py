@@ -85,7 +85,7 @@ def mean_interval(
     "Compute accuracy and its bootstrap interval; images are resampled with all their questions"
     scores = np.asarray(scores, dtype=np.float64)
     if not len(scores) or np.isnan(scores).any():
-        raise ValueError('scores: empty, or holds NaN')
+        raise ValueError('scores: empty, or contains NaN')
     _, at, count = np.unique(images, return_inverse=True, return_counts=True)
     total = np.zeros(len(count))
     np.add.at(total, at, scores)

@@ -137,7 +137,7 @@ def load_bert(
     first = 'encoder.layer.0.attention.self.query.weight'
     state, more, before, _ = network_weights(path, (first,))
     if before is None:
-        raise ValueError(f'{path}: holds no BERT: {first} is missing')
+        raise ValueError(f'{path}: contains no BERT: {first} is missing')
     head = before.removesuffix('bert.') + 'cls.'  # the head is outside the network
     state |= {'cls.' + k.removeprefix(head): v for k, v in more.items() if k.startswith(head)}
     state = _spelled(check_weights(state, path))

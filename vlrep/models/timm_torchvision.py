@@ -205,7 +205,7 @@ def _resnet(depth, width, weights, seed, hint, log):
     net = load_backbone(weights, log)
     d, w = backbone_shape(net.state_dict())
     if (d, w) != (depth, width):
-        raise ValueError(f'{weights}: holds a ResNet-{d} of width {w}, {hint(d, w)}')
+        raise ValueError(f'{weights}: contains a ResNet-{d} of width {w}, {hint(d, w)}')
     return net.train()
 
 

@@ -80,7 +80,7 @@ def study_head(
     except ValueError:
         raise ValueError(f'{path}, line 1: damaged') from None
     if not isinstance(head, dict) or head.get('kind') != 'study':
-        raise ValueError(f'{path}, line 1: holds no study')
+        raise ValueError(f'{path}, line 1: contains no study')
     return check_types(head, _HEAD, f'{path}, line 1', ('table',))
 
 

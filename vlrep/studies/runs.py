@@ -305,7 +305,7 @@ class StudyFolder:
                 self.head['first'] = first
             if was.name != self.study.name:
                 raise ValueError(
-                    f'{path}: holds the study {was.name!r}, and {file} is {self.study.name!r}: choose another --out'
+                    f'{path}: contains the study {was.name!r}, and {file} is {self.study.name!r}: choose another --out'
                 )
         elif existing := [p for part in ('runs', 'tasks') for p in sorted((self.path / part).glob('*/*.json'))]:
             raise ValueError(
@@ -460,7 +460,7 @@ def _begin(folder, kind, name, line, *, source):
     if not folder.find(kind='begun', **_keys(line)):
         if (path / 'recipe.json').exists():
             raise ValueError(
-                f'{path}: holds a run of which {folder.path / "study.jsonl"} has no line: were some '
+                f'{path}: contains a run of which {folder.path / "study.jsonl"} has no line: were some '
                 f'removed? Put them back, move the run away, or choose another --out'
             )
         shutil.rmtree(path, ignore_errors=True)  # the remains are not a run
@@ -621,7 +621,7 @@ def recorded_speed(
             after = max(sum(l['seconds'].values()) - train, 0)
             got.setdefault(l['method'], []).append((train / max(n['views'], 1), after))
     if not got:
-        raise ValueError(f'--recorded {folder}: holds no finished runs')
+        raise ValueError(f'--recorded {folder}: contains no finished runs')
     return {m: tuple(np.mean(v, 0)) for m, v in got.items()}
 
 

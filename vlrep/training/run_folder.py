@@ -302,7 +302,7 @@ def checkpoint(
         folder = self / 'best'
     elif which == 'last':
         if not steps:
-            raise ValueError(f'{self / "steps"}: holds no checkpoint{instead}')
+            raise ValueError(f'{self / "steps"}: contains no checkpoint{instead}')
         folder = self / f'steps/{steps[-1]:06d}'
     elif str(which).isdecimal():
         folder = self / f'steps/{int(which):06d}'
