@@ -161,8 +161,8 @@ class _Job:
 class _Backbone:
     "The backbone and its initial weights"
 
-    backbone: _NAME = None  # Another network: resnet50, timm/NAME; with weights: timm/NAME.TAG, torchvision/NAME:TAG
-    weights: _FILE = None  # Initial weights: a run folder, or a file of torchvision, timm, MoCo, VirTex or this library
+    backbone: _NAME = None  # Other networks: resnet50, timm/NAME; with weights: timm/NAME.TAG, torchvision/NAME:TAG
+    weights: _FILE = None  # Initial weights: a run folder, or a file from torchvision, timm, MoCo, VirTex or vlrep
 
 
 @dataclass(frozen=True)

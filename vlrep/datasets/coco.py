@@ -267,7 +267,7 @@ def photo_objects(
     max_corrupt: int | float | str = None,  # How many rows may be unusable, see `corrupt_limit`
 ) -> tuple:  # Id of each photo -> its objects, as `ObjectTable` takes them; names of the categories; id
     # of each photo -> its width and height
-    "Read the objects of COCO's photos, of 2017 or else of 2014; a `ValueError` names a missing file"
+    "Read the objects in COCO's photos, from 2017 or else 2014; a `ValueError` names a missing file"
     root = Path(root)
     tables = {year: {s: _table(root, 'instances', s, year) for s in ('train', 'val')} for year in (2017, 2014)}
     lacking = {year: [f'instances_{s}{year}.json' for s, p in found.items() if not p] for year, found in tables.items()}

@@ -258,7 +258,7 @@ class SmallBertPlan:
     bs: int = 64  # Captions per step
     lr: float = 3e-3  # Peak learning rate of AdamW
     warmup: float = 0.1  # Fraction of the steps with linear warm-up; then linear decay to zero
-    wd: float = 0.01  # Weight decay of matrices
+    wd: float = 0.01  # Weight decay for matrices
     share: float = 0.15  # Fraction of the words that are masked (BERT sec. 3.1)
     max_len: int = 40  # Captions are truncated to this number of tokens
     validation: int = 500  # Captions of the last images held out for evaluation, at most a tenth
