@@ -153,7 +153,7 @@ class _Job:
     max_corrupt: _MAX_DAMAGED = None
     cache: _CACHE = None
     tracker: _NAME = None  # Send recipe, losses and results to tensorboard or wandb, too
-    quiet: _FLAG = False  # Print the folder of the run alone, at the end
+    quiet: _FLAG = False  # Print only the folder of the run, at the end
     verbose: _FLAG = False  # Begin each line with the time
 
 
@@ -161,8 +161,8 @@ class _Job:
 class _Backbone:
     "The backbone and its initial weights"
 
-    backbone: _NAME = None  # Another network: resnet50, timm/NAME; with weights: timm/NAME.TAG, torchvision/NAME:TAG
-    weights: _FILE = None  # Initial weights: a run folder, or a file of torchvision, timm, MoCo, VirTex or this library
+    backbone: _NAME = None  # Other networks: resnet50, timm/NAME; with weights: timm/NAME.TAG, torchvision/NAME:TAG
+    weights: _FILE = None  # Initial weights: a run folder, or a file from torchvision, timm, MoCo, VirTex or vlrep
 
 
 @dataclass(frozen=True)
@@ -226,7 +226,7 @@ def _changes(dataclasses, pairs=()):
     for pair in pairs:
         name = pair.partition('=')[0].strip()
         if name in options:
-            raise ValueError(f'--set {pair}: --{name.replace("_", "-")} is given, too; leave one of them out')
+            raise ValueError(f'--set {pair}: --{name.replace("_", "-")} is also given; leave one of them out')
     return [*pairs, *(f'{k}={v}' for k, v in options.items())]
 
 # %% ../nbs/90_cli.ipynb #5b7c90a3
@@ -246,7 +246,7 @@ def _options_and_fields(command, argv, groups, help_text, parts, **how):
 
 
 def _recipe_and_sizes(recipe, sizes):
-    "The fields that may change in pretraining"
+    "Return the fields that may change in pretraining"
     return dict(recipe=(recipe, 'Of the recipe'), sizes=(sizes, type(sizes).__doc__))
 
 
@@ -286,9 +286,7 @@ def _runtime_values(arguments):
     return _values(arguments, [f.name for f in fields(Runtime)])
 
 # %% ../nbs/90_cli.ipynb #118c413f
-_TINY = (
-    'a tiny job: it shows that everything works, but learns next to nothing; captions like "a a a" are to be expected'
-)
+_TINY = 'a tiny job: it shows that everything works, but learns next to nothing; expect captions like "a a a"'
 
 
 def _pretrain(argv):
@@ -436,7 +434,7 @@ class _Features:
     run: _A_RUN
     out: _DIR  # Gets a folder for these features, and may hold others
     data: _one_of(DATASETS) = None  # The images (default: what the run was trained on)
-    root: _DIR = None  # Folder of its files (default: that of the run)
+    root: _DIR = None  # Folder of its files (default: the run's)
     part: _one_of(('train', 'test'), '(default: test)') = 'test'
     pooling: _one_of(_POOLINGS, 'Mean over the grid, or over its quarters (default: avg)') = 'avg'
     which: _WHICH = 'best'
@@ -475,9 +473,9 @@ class _Embed:
 
     run: _A_RUN
     photos: _some('PHOTOS', 'Image files, and folders of them; or --data')
-    out: _option('FILE', 'A new file: .npy (ids are in a .json file beside it), .parquet or .safetensors')
+    out: _option('FILE', 'A new file: .npy (ids are in a .json file next to it), .parquet or .safetensors')
     data: _one_of(DATASETS, '(instead of PHOTOS)') = None
-    root: _DIR = None  # Folder of its files (default: that of the run)
+    root: _DIR = None  # Folder of its files (default: the run's)
     part: _one_of(('train', 'test'), '(of the dataset, default: test)') = None
     which: _WHICH = 'best'
     workers: _READERS = None
@@ -619,7 +617,7 @@ def _report(argv):
 # %% ../nbs/90_cli.ipynb #be9c0030
 @dataclass(frozen=True)
 class _Benchmark:
-    "Images a second of training steps and of the loader, compared with the limits of the device; at most ten minutes"
+    "Images per second in training steps and in the loader, compared with the limits of the device; at most ten minutes"
 
     quick: _FLAG = False  # Small sizes, a minute on a CPU; only to see that everything works
     device: _DEVICE = 'auto'
@@ -629,7 +627,7 @@ class _Benchmark:
 
 
 def _benchmark(argv):
-    "Measure images a second of training steps and of the loader"
+    "Measure how many images per second training steps and the loader process"
     options = _parse('benchmark', _Benchmark, argv)
     check_device(options.device)
     from vlrep.experiments.benchmark import run_benchmark
@@ -642,12 +640,12 @@ _A_STUDY = Positional[Annotated[str, arg(metavar='FILE', help='The study, a TOML
 
 @dataclass(frozen=True)
 class _StudyPlan:
-    "Count the trainings and image views of a study, and estimate how many hours they take"
+    "Count the training runs and image views of a study, and estimate how many hours they take"
 
     file: _A_STUDY
     recorded: _DIR = None  # Finished run folders to take times from, instead of timing a few steps
     root: _DIR = None  # Folder of its photos (default: that in the file)
-    jobs: _COUNT = 1  # Trainings at a time (default: 1)
+    jobs: _COUNT = 1  # Training runs at a time (default: 1)
     quick: _FLAG = False  # In the size of its [quick]: only to see that everything works
     plugin: _PLUGIN = ()
 
@@ -659,7 +657,7 @@ class _StudyRun:
     file: _A_STUDY
     out: _option('DIR', 'Folder of the study')
     root: _DIR = None  # Folder of its photos (default: that in the file)
-    jobs: _COUNT = 1  # Trainings at a time, each with one thread (default: 1)
+    jobs: _COUNT = 1  # Training runs at a time, each with one thread (default: 1)
     mix: _FLAG = False  # Continue although lines were made by other code, versions or processors; the page names them
     quick: _FLAG = False  # In the size of its [quick]: only to see that everything works
     plugin: _PLUGIN = ()
@@ -670,7 +668,7 @@ class _StudyReport:
     "Write the report of a study, with its tables in Markdown"
 
     path: Positional[Annotated[str, arg(metavar='PATH', help='The folder of a study, or its study.jsonl')]]
-    out: _DIR = None  # Where to (default: beside the lines)
+    out: _DIR = None  # Where to (default: next to the lines)
     plugin: _PLUGIN = ()
 
 # %% ../nbs/90_cli.ipynb #57d90a02
@@ -747,14 +745,14 @@ class _ReproduceMeasure(_Reproduce):
 class _ReproduceRun(_ReproduceCommands):
     "Run the commands that are missing, and write the tables"
 
-    processes: _COUNT = 1  # Processes of each training and evaluation, one for each GPU (default: 1)
+    processes: _COUNT = 1  # Processes for each training run and evaluation, one per GPU (default: 1)
 
 
 @dataclass(frozen=True)
 class _ReproduceSlurm(_ReproduceCommands):
     "Write job scripts with dependencies for the commands that are missing"
 
-    nodes: _COUNT = 1  # Nodes that a training gets (default: 1)
+    nodes: _COUNT = 1  # Nodes for each training run (default: 1)
     gpus: _COUNT = 8  # GPUs of each node; an evaluation gets one (default: 8)
     cpus: _COUNT = 12  # Cores for each GPU (default: 12)
     hours: _COUNT = 24  # Longest time of a job, which is resumed as often as needed (default: 24)
@@ -764,7 +762,7 @@ class _ReproduceSlurm(_ReproduceCommands):
 
 @dataclass(frozen=True)
 class _ReproduceTable(_Reproduce):
-    "Write the paper's tables with its numbers beside ours"
+    "Write the paper's tables, with its numbers next to ours"
 
 # %% ../nbs/90_cli.ipynb #57d90b02
 def _reproduce(argv):
@@ -902,7 +900,7 @@ def _shards(argv):
 # %% ../nbs/90_cli.ipynb #f17e0002
 _ABOUT_FINETUNE = """Fine-tune a finished run on a task: a new run folder with a table, and files of predictions
 
-Exit codes: as those of vlrep pretrain. Ctrl-C saves a checkpoint; vlrep resume NEW_RUN continues."""
+Exit codes: the same as for vlrep pretrain. Ctrl-C saves a checkpoint; vlrep resume NEW_RUN continues."""
 
 
 @dataclass(frozen=True)
@@ -946,7 +944,7 @@ def _finetune_options(argv):
     rows = [
         ('task', _one_of(TASKS), None),
         ('data', data, None),
-        ('plan', _one_of(names, '(default: that of the data)'), None),
+        ('plan', _one_of(names, '(default: as declared by the data)'), None),
     ]
     groups = dict(names=_made('_Names', rows, 'The task'), main=_Finetune, job=_Job)
     plan = task.plan(chosen, arguments.plan if arguments.plan in task.plans else None)
@@ -971,7 +969,7 @@ def _finetune(argv):
 # %% ../nbs/90_cli.ipynb #7e50a002
 _ABOUT_RESUME = """Resume a pretrained or fine-tuned run that was stopped; its options need not be repeated
 
-vlrep resume RUN --help also lists the fields of the run. Exit codes: as those of vlrep pretrain."""
+vlrep resume RUN --help also lists the fields of the run. Exit codes: the same as for vlrep pretrain."""
 
 
 def _resume(argv):
@@ -1008,7 +1006,7 @@ _MODEL = (
 
 @dataclass(frozen=True)
 class _Paraphrase:
-    "Paraphrase captions: into other languages and back, by Marian models of transformers, as text views of MCT"
+    "Paraphrase captions by translating them to other languages and back (Marian models), as text views for MCT"
 
     root: _DIR = None  # Folder of its files
     out: _FILE = None  # One line for each caption; an existing file is continued (default: paraphrases.jsonl)
@@ -1076,7 +1074,7 @@ class _Regions:
         'N', 'Regions of a photo, the most confident first (default: 100 of a detector)', int, least=1
     ) = None
     size: _option(
-        'N', 'Side in pixels that photos are stretched to for cells (default: 224, or that of the run)', int, least=1
+        'N', 'Side in pixels that photos are stretched to for cells (default: 224, or as in the run)', int, least=1
     ) = None
     which: _WHICH = 'best'
     classes: _option(
@@ -1262,7 +1260,7 @@ _CONFIGURED = dict(pretrain=(_Pretrain, _Job, _Backbone, _Trial), finetune=(_Fin
 
 
 def _configured(arguments):
-    "Insert the options of the file behind --config after the command, except those that the command line has, too"
+    "Insert the options of the file given by --config after the command, except those that are also on the command line"
     name, *argv = arguments or ['']
     if name not in _CONFIGURED:
         return arguments
@@ -1312,7 +1310,7 @@ def _carry_out(arguments):
 
 _ABOUT_VLREP = """Learn visual representations from captions
 
-vlrep NAME --help explains the options of a command; --debug, behind any command, shows the traceback of an error;
+vlrep NAME --help explains the options of a command; --debug, after any command, shows the traceback of an error;
 vlrep --version prints the version."""
 
 
@@ -1342,7 +1340,7 @@ def _command(name, argv, debug):
 
 
 def main(
-    argv: list = None,  # Command and options; by default those of the process
+    argv: list = None,  # Command and options; by default from the process
 ) -> None:
     "Parse the arguments, call the function, turn errors into one line and an exit code"
     arguments = sys.argv[1:] if argv is None else argv

@@ -269,7 +269,7 @@ def test_wrong_files_are_refused_in_one_line(capsys, on_world, on_photos, tmp_pa
     assert 'cut.jpg' in refused(capsys, 'caption', out, good, cut, code=1)
     assert 'none.png' in refused(capsys, 'caption', out, tmp_path / 'none.png')
     assert 'IMAGE' in refused(capsys, 'caption', out)
-    assert 'holds a run' in refused(capsys, 'pretrain', '--out', out)
+    assert 'contains a run' in refused(capsys, 'pretrain', '--out', out)
     for name, harm, says in (
         ('recipe.json', lambda p: p.write_text('{"method":'), 'recipe.json'),
         ('tokenizer.model', lambda p: p.unlink(), 'tokenizer.model'),
@@ -531,5 +531,5 @@ def test_dry_run_overfit_and_comparison_are_first_steps(tmp_path, capsys, on_wor
     assert (
         page.startswith('<!doctype html>')
         and '<script' not in page
-        and 'holds no run' in refused(capsys, 'report', tmp_path)
+        and 'contains no run' in refused(capsys, 'report', tmp_path)
     )

@@ -91,11 +91,11 @@ def test_a_changed_byte_in_a_cache_is_made_anew(name, monkeypatch, own_cache):
                 flipped(path, at)
             lines = []
             assert same_tensors(CACHES[name](scenes, lines.append), first), (path.name, at)
-            assert any(path.name in s and 'made anew' in s for s in lines), (path.name, at, lines)
+            assert any(path.name in s and 'rebuilt' in s for s in lines), (path.name, at, lines)
             tried += 1
         again = []
         CACHES[name](scenes, again.append)
-        assert not any('made anew' in s for s in again)
+        assert not any('rebuilt' in s for s in again)
     assert tried == 4 * len(files)
 
 

@@ -422,7 +422,7 @@ def test_ids_that_matter_may_not_repeat(name, table, key, copy):
         if table in data and 'categories' not in data:
             data[table][1][key] = data[table][0][key]
             path.write_text(json.dumps(data))
-    with pytest.raises(ValueError, match=f'the {key} .* is there twice'):
+    with pytest.raises(ValueError, match=f'the {key} .* appears twice'):
         LAYOUTS[name].read(root)
 
 
@@ -633,7 +633,7 @@ def test_all_names_of_a_photo_belong_to_one_split(form, name, one_photo):
         else ['path,caption,split', *(','.join(r.values()) for r in rows)]
     )
     path.write_text('\n'.join(lines) + '\n')
-    with pytest.raises(ValueError, match=f"{PHOTO} is in 'test', and in 'train', too"):
+    with pytest.raises(ValueError, match=f"{PHOTO} is both in 'test' and in 'train'"):
         read_csv(path, size=16)
 
 
@@ -644,7 +644,7 @@ def test_coco_photos_that_are_there_twice_are_refused(which, copy):
     data = json.loads(path.read_text())
     data['images'][1]['file_name'] = './' + data['images'][0]['file_name']
     path.write_text(json.dumps(data))
-    with pytest.raises(ValueError, match='the file train-000000.jpg is there twice'):
+    with pytest.raises(ValueError, match='the file train-000000.jpg appears twice'):
         _both_coco(root)
 
 

@@ -151,7 +151,7 @@ def test_a_split_column_is_followed_and_recorded(tmp_path):
 
 def test_words_of_a_split_that_mean_nothing_are_refused(tmp_path):
     root = table(tmp_path / 'one', ['train'] * 8 + ['holdout'] * 4)
-    with pytest.raises(ValueError, match="photos.csv.*'holdout' is no part of a split"):
+    with pytest.raises(ValueError, match="photos.csv.*'holdout' is not a known split"):
         DATASETS['csv'].open(root=root, size=32, log=str)
     root = table(tmp_path / 'two', ['train'] * 8 + ['test'] * 4)
     lines = root.read_text().splitlines()

@@ -282,7 +282,7 @@ def test_unreadable_photos_of_the_validation_set_are_counted_before_training(bod
 
 def test_labels_of_another_data_set_are_refused(body, tmp_path):
     (tmp_path / 'labels.txt').write_text('entailment\nneutral\n')
-    with pytest.raises(ValueError, match='labels of another data set'):
+    with pytest.raises(ValueError, match='labels of a different data set'):
         finetune(
             finetune_spec(body, 'vqa', [*PLAN, *SCENES], labels_file=tmp_path / 'labels.txt'),
             out=tmp_path / 'out',
@@ -616,7 +616,7 @@ def test_a_run_killed_before_its_first_checkpoint_begins_anew(tuned, body, tmp_p
     lines = []
     resume_run(run, log=lines.append)
     a, b = (open_run_folder(r).weights('last') for r in (run, tuned))
-    assert lines[0] == 'no checkpoint: beginning anew' and all(torch.equal(v, a[k]) for k, v in b.items())
+    assert lines[0] == 'no checkpoint: starting from the beginning' and all(torch.equal(v, a[k]) for k, v in b.items())
     assert open_run_folder(run).info['finetune'] == open_run_folder(tuned).info['finetune']
 
 
@@ -659,7 +659,7 @@ def test_a_fine_tuned_run_answers_questions(tuned, body):
 def test_a_fine_tuned_run_is_refused_where_others_are_expected(tuned, body):
     with pytest.raises(ValueError, match='spec is a RunSpec, and .* was begun with a FinetuneSpec'):
         resume_run(tuned, run_spec(), log=quiet)
-    with pytest.raises(ValueError, match='stands in none with others'):
+    with pytest.raises(ValueError, match='cannot share one with others'):
         report([tuned, tuned])
     with pytest.raises(ValueError, match='is fine-tuned already'):
         finetune(finetune_spec(tuned, 'vqa'), log=quiet)

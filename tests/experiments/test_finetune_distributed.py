@@ -114,4 +114,4 @@ def test_other_words_and_other_numbers_of_processes_are_refused(done):
     assert codes(got['alone']) == [2] and 'was begun by 2 process(es), and with 1 it would' in last(got['alone'][0])
     assert codes(got['other']) == [2, 2] and not (cwd / 'other').exists()
     for r in got['other']:
-        assert 'rank 1 would train another run (plan lr 0.01 in rank 0 and 0.1' in last(r), last(r)
+        assert 'rank 1 would train a different run (plan lr 0.01 in rank 0 and 0.1' in last(r), last(r)

@@ -140,14 +140,14 @@ def test_wrong_sources_are_refused_in_one_line(folder):
                 r.save('best', weights, dict(step=1))
     (folder / 'empty').mkdir()
     cases = {
-        ('--weights', 'empty'): 'empty: holds no run',
+        ('--weights', 'empty'): 'empty: contains no run',
         ('--weights', 'none'): 'none: no such file',
         ('--weights', 'bare'): 'bare: this rotnet run has no backbone to start from',
         ('--weights', 'unsaved'): 'unsaved/best: no such checkpoint',
         ('--weights', 'ours-rotnet', '--backbone', 'resnet18'): 'is ResNet-10 of width 8, not resnet18',
-        ('--weights', 'ours-rotnet', '--set', 'visual_width=16'): 'holds a ResNet-10 of width 8, and the recipe',
+        ('--weights', 'ours-rotnet', '--set', 'visual_width=16'): 'contains a ResNet-10 of width 8, and the recipe',
         ('--weights', 'named-rotnet', '--backbone', 'torchvision/vgg16'): f'is {MOBILE}, not torchvision/vgg16',
-        ('--weights', 'named-rotnet/best/model.safetensors'): 'holds no ResNet',
+        ('--weights', 'named-rotnet/best/model.safetensors'): 'contains no ResNet',
         ('--weights', 'ours-rotnet/best/model.safetensors', '--backbone', MOBILE): f'are not those of {MOBILE}',
     }
     text = vlrep(folder, *(words('icmlm', 'never', *w) for w in cases), codes=[2] * len(cases))

@@ -100,7 +100,10 @@ def test_after_a_torn_first_save_a_step_can_be_named(run, whole, quick, at, step
     lines = []
     again(run, at=str(at), log=lines.append)
     same_run(run, whole)
-    assert any(s.startswith(f'resuming from step {step}' if step else 'no checkpoint: beginning anew') for s in lines)
+    assert any(
+        s.startswith(f'resuming from step {step}' if step else 'no checkpoint: starting from the beginning')
+        for s in lines
+    )
 
 
 def test_after_a_torn_first_save_an_inexact_resume_works(run, quick):
@@ -129,7 +132,7 @@ def test_after_a_torn_and_a_damaged_save_the_message_says_how_to_begin_anew(run,
     "No checkpoint that can be used: the message says how to begin anew, and that works"
     flip(run / 'best/model.safetensors')
     err = refused(capsys, 'resume', run, '--threads', 1)
-    assert 'best/model.safetensors: damaged' in err and '--at 0 begins the run anew' in err
+    assert 'best/model.safetensors: damaged' in err and '--at 0 restarts the run' in err
     again(run, at='0')
     same_run(run, whole)
 
@@ -236,7 +239,7 @@ def test_a_torn_result_is_written_again(whole, tmp_path, quick, how):
     )
     assert new['changes'] == old['changes'] and {'baselines=False', 'jitter=0.3'} <= set(new['changes'])
     assert not any('flip_p' in c for c in new['changes'])  # it was given the value that it has anyway
-    assert any('torn; it will be made anew' in s for s in lines) == (how != 'missing')
+    assert any('torn; it will be written again' in s for s in lines) == (how != 'missing')
     again(run, log=lines.append)
     assert 'complete, nothing is left to do' in lines[-1] and len(open_run_folder(run).results()) == 1
 
@@ -394,7 +397,7 @@ def test_scenes_cut_off_while_a_run_reads_them_are_an_error(tmp_path, own_cache,
         Checkpointer.after_epoch = cut
         with pytest.raises(
             ValueError,
-            match='images.npy: truncated after it was opened, row .* is gone; begin again, and it will be drawn anew',
+            match='images.npy: truncated after it was opened, row .* is gone; start again, and it will be drawn again',
         ):
             go(run)
 

@@ -67,7 +67,7 @@ def test_fine_tuning_killed_at_any_write_resumes_to_the_same_bits(body, tmp_path
         else:
             begin(run)
         same_run(run, whole)
-    assert k > 6 and 'no checkpoint: beginning anew' in lines
+    assert k > 6 and 'no checkpoint: starting from the beginning' in lines
     assert 'resuming from step 1, that of the best checkpoint: there is no other' in lines
 
 
@@ -87,5 +87,5 @@ def test_pretraining_killed_at_any_write_resumes_to_the_same_bits(quick, tmp_pat
         else:
             begin(run)
         same_run(run, whole)
-    assert k > 6 and 'no checkpoint: beginning anew' in lines
+    assert k > 6 and 'no checkpoint: starting from the beginning' in lines
     assert any(line.endswith('that of the best checkpoint: there is no other') for line in lines)

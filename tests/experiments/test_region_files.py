@@ -184,7 +184,7 @@ def test_wrong_words_and_files_are_refused_in_one_line(at, whole, tmp_path, caps
     assert 'cannot be downloaded' in offline and 'give a file' in offline
     assert 'choose a new folder' in refused(capsys, *words(at, whole, '--max-regions', 3))
     assert '--size: has no meaning' in refused(capsys, *words(at, tmp_path / 'a', '--size', 3))
-    assert 'holds something else' in refused(capsys, *words(at, at / 'photos'))
+    assert 'contains something other' in refused(capsys, *words(at, at / 'photos'))
     (tmp_path / 'run').mkdir()
     assert 'run' in refused(capsys, 'regions', at / 'photos', '--out', tmp_path / 'a', '--by', tmp_path / 'run')
     assert not (tmp_path / 'a').exists()

@@ -52,7 +52,7 @@ def test_a_finished_run_trains_more_steps_with_moved_photos(trained, run, capsys
     assert 'photos' in err and '--root' in err, err
     main(words('resume', run, '--root', trained / 'moved', '--steps', 9))
     text = capsys.readouterr().out
-    assert 'the run was finished and goes on to 9 steps, on a schedule made anew' in text, text
+    assert 'the run was finished and goes on to 9 steps, on a new schedule of that length' in text, text
     assert 'at step 6 the learning rate is 0.' in text and 'no longer exact, it differs in: steps: was 6, now 9' in text
     done = open_run_folder(run)
     assert [r['numbers']['steps'] for r in done.results()] == [6, 9] and done.saved()[-1] == 9
@@ -85,9 +85,9 @@ def test_a_run_stopped_on_the_way_to_more_steps_is_not_finished(trained, run, ca
 
 
 WRONG = {
-    '--steps 5': 'is finished, and this would be another run (steps: was 6, now 5)',
-    '--steps 9 --lr .5': 'is finished, and this would be another run (lr: was 0.2, now 0.5)',
-    '--seed 4': 'is finished, and this would be another run (seed: was 0, now 4)',
+    '--steps 5': 'is finished, and this would be a different run (steps: was 6, now 5)',
+    '--steps 9 --lr .5': 'is finished, and this would be a different run (lr: was 0.2, now 0.5)',
+    '--seed 4': 'is finished, and this would be a different run (seed: was 0, now 4)',
 }
 
 
@@ -214,7 +214,7 @@ def test_a_study_that_lost_a_line_deletes_nothing(plain, tmp_path):
     (tmp_path / 's.toml').write_text(STUDY)
     folder = StudyFolder(tmp_path / 'out', read_toml(tmp_path / 's.toml'), 's.toml')
     present = shutil.copytree(plain, tmp_path / 'out' / 'runs' / 'sets-0')
-    with pytest.raises(ValueError, match='sets-0: holds a run of which .*study.jsonl has no line'):
+    with pytest.raises(ValueError, match='sets-0: contains a run of which .*study.jsonl has no line'):
         _begin(folder, 'run', 'sets-0', dict(variant='sets', seed=0, rate=0, values={}, spec={}), source=None)
     assert (present / 'recipe.json').exists() and (present / 'best').is_dir()
 

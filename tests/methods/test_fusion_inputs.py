@@ -218,7 +218,7 @@ def test_a_label_map_of_another_detector_is_refused():
     f.write_text('person\nbicycle\n')
     assert _class_names(f, 3, known, 'net') == known
     f.write_text('dog\nbicycle\n')
-    with pytest.raises(ValueError, match="another data set: class 1 is 'dog' there, and 'person' in net"):
+    with pytest.raises(ValueError, match="different data set: class 1 is 'dog' there, and 'person' in net"):
         _class_names(f, 3, known, 'net')
 
 
@@ -471,7 +471,7 @@ def test_a_label_map_of_another_data_set_is_refused(tmp_path):
         return {x if x in labels else UNKNOWN: 1.0 for x in a}
 
     labels = ['Drama', 'Comedy', UNKNOWN]
-    with pytest.raises(ValueError, match='4 of 4 answers are none of the 3 labels .*red.*another data set'):
+    with pytest.raises(ValueError, match='4 of 4 answers are none of the 3 labels .*red.*different data set'):
         d.with_targets(labels, score)
     labels = ['red', UNKNOWN]
     assert d.with_targets(labels, score).targets.toarray().tolist() == [[1, 0], [0, 1], [1, 0], [0, 1]]

@@ -184,7 +184,7 @@ def test_the_backbone_waits_for_half_of_the_steps(data, optimiser):
 
 
 def test_lambda_0_trains_no_tags(data):
-    "The classifier of concepts has a gradient of exactly zero, and the loss is the masked word's alone"
+    "The concept classifier has a gradient of exactly zero, and the loss is the masked word's alone"
     learn, _ = made(data, tag_weight=0.0)
     model = learn.model.train()
     b = learn.dls.train.one_batch()[0]

@@ -125,9 +125,9 @@ def test_wrong_backbones_and_files_are_refused(folder):
     words = {
         ('--backbone', 'resnet8'): "did you mean 'resnet18'",
         ('--weights', 'none.pth'): 'none.pth: no such file',
-        ('--backbone', 'timm/resnet_18'): 'unknown network of timm',
+        ('--backbone', 'timm/resnet_18'): 'unknown timm network',
         ('--backbone', 'resnet18', '--set', 'visual_depth=10'): '--backbone resnet18 decides it',
-        ('--weights', 'torchvision.pth'): 'holds a ResNet-18 of width 64, and the recipe has ResNet-10',
+        ('--weights', 'torchvision.pth'): 'contains a ResNet-18 of width 64, and the recipe has ResNet-10',
         ('--backbone', 'resnet50', '--weights', 'torchvision.pth'): 'not resnet50',
     }
     text = vlrep(folder, *(['pretrain', *SMALL, *w] for w in words), codes=[2] * len(words))

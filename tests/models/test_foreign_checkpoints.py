@@ -367,7 +367,7 @@ def test_hostile_pickles_are_refused_and_nothing_runs(what, tmp_path, monkeypatc
         called(tmp_path / 'w.pth', *HOSTILE[what])
         with pytest.raises(ValueError) as e:
             opened(tmp_path / 'w.pth')
-        assert what.replace('__builtin__', 'builtins') in str(e.value) and 'holds more than data' in str(e.value)
+        assert what.replace('__builtin__', 'builtins') in str(e.value) and 'contains more than data' in str(e.value)
     assert not (tmp_path / 'RAN').exists() and 'this' not in __import__('sys').modules
 
 

@@ -107,7 +107,7 @@ def test_without_a_network_one_sentence_says_which_file_is_missing(env, tmp_path
     assert 'get model.safetensors of https://huggingface.co/timm/resnet18.a1_in1k' in text[0]
     assert str(env / 'hf/hub') in text[0] and '--weights FILE' in text[0] and text[0].count('\n') == 1
     assert f'to {env / "torch/hub/checkpoints/resnet34-b627a593.pth"}' in text[1]
-    assert "unknown weights of torchvision/resnet34 'IMAGENET'" in text[2]
+    assert "unknown weights for torchvision/resnet34 'IMAGENET'" in text[2]
     assert 'get model.safetensors' in text[3]
     monkeypatch.setattr('huggingface_hub.constants.HF_HUB_OFFLINE', True)
     with pytest.raises(ValueError, match='offline mode is enabled'):

@@ -28,7 +28,7 @@ def test_every_cell_of_a_paper_is_filled_by_its_rehearsal(tmp_path):
     assert {command_state(real, command) for command in commands} == {'other'}
     failed = run_plan(real, places, execute=pytest.fail, log=lines.append)
     assert failed.keys() == {command.name for command in commands}
-    assert all('holds a run of a different plan' in why for why in failed.values())
+    assert all('contains a run of a different plan' in why for why in failed.values())
     assert not any(cell['ours'] for rows in table_rows(real, places).values() for cell in rows)
 
 

@@ -242,7 +242,7 @@ def test_one_contrast_that_cannot_be_judged_leaves_the_others(done, tmp_path):
     [
         ('steps = 12', 'steps = 11', 'is not what'),
         ('cnn_lr = 0.2', 'cnn_lr = 0.3', 'sets, seed 0, cnn_lr=0.2 is not what'),
-        ("name = 'tiny'", "name = 'other'", "holds the study 'tiny'"),
+        ("name = 'tiny'", "name = 'other'", "contains the study 'tiny'"),
         ('scenes = 40', 'scenes = 50', 'chosen_by scenes: was 40'),
     ],
 )

@@ -314,7 +314,7 @@ def test_ranks_with_different_recipes_are_refused(fault):
     got, cwd = fault
     assert codes(got['recipe']) == [2, 2] and not (cwd / 'recipe').exists()
     for r in got['recipe']:
-        assert 'rank 1 would train another run (lr 0.5 in rank 0 and 0.1 in rank 1)' in last(r)
+        assert 'rank 1 would train a different run (lr 0.5 in rank 0 and 0.1 in rank 1)' in last(r)
 
 
 def test_fewer_images_than_processes_are_refused(fault):

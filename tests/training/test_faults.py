@@ -190,14 +190,14 @@ HARM = {
     'no manifest': (lambda d: (d / 'manifest.json').unlink(), 'manifest.json: no such file'),
     'no optimiser': (
         without(lambda s: s['training'].pop('optimiser')),
-        'state.pt: does not fit (not the state of a training: optimiser missing)',
+        'state.pt: does not fit (not a training state: optimiser missing)',
     ),
     'empty optimiser': (
         without(lambda s: s['training']['optimiser']['inner']['state'].clear()),
         'state.pt: does not fit (the optimiser knew',
     ),
-    'no training': (without(lambda s: s.pop('training')), 'state.pt: holds no state of a training'),
-    'a pickle with code as state': (evil_state, 'state.pt: holds more than data'),
+    'no training': (without(lambda s: s.pop('training')), 'state.pt: contains no training state'),
+    'a pickle with code as state': (evil_state, 'state.pt: contains more than data'),
     'a pickle with code as weights': (evil_weights, 'model.safetensors: damaged, not safetensors'),
 }
 
@@ -226,7 +226,7 @@ def test_a_checkpoint_of_another_model_is_refused(run, source, tmp_path):
     train(tmp_path / 'tags', source, 9, method='supervised')
     shutil.rmtree(run / 'steps/000009')
     shutil.copytree(tmp_path / 'tags/steps/000009', run / 'steps/000009')
-    with Run.reopen(run) as r, pytest.raises(ValueError, match='model.safetensors: the weights of another model'):
+    with Run.reopen(run) as r, pytest.raises(ValueError, match='model.safetensors: the weights of a different model'):
         resume(make(r, source), r)
 
 
@@ -450,7 +450,7 @@ def test_two_runs_in_one_folder_are_refused(tmp_path, capsys):
                 break
             time.sleep(0.05)
         assert 'is in use by another process' in refused(capsys, 'resume', out)
-        assert 'holds a run already' in refused(
+        assert 'already contains a run' in refused(
             capsys, 'pretrain', '--out', out, '--method', 'supervised', *sets(FOUR_STEPS)
         )
         p.send_signal(signal.SIGTERM)

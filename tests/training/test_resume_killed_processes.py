@@ -154,7 +154,7 @@ def test_resume_as_another_run_is_inexact_on_request(shot, quick, tmp_path):
 def test_an_inexact_resume_as_another_model_is_refused(shot, tmp_path, capsys):
     run = tmp_path / 'run'
     shutil.copytree(shot[0].parent / 'stopped', run)
-    assert 'the weights of another model' in refused(
+    assert 'the weights of a different model' in refused(
         capsys, 'resume', run, '--inexact', '--set', 'width=48', '--set', 'heads=3'
     )
 

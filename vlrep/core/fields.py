@@ -64,7 +64,7 @@ class OneOf:
 
 @dataclass(frozen=True)
 class Parsed:
-    "A text in a format of its own, checked by the function that parses it"
+    "A text in a special format, checked by the function that parses it"
 
     read: Callable  # Called with the text; a `ValueError` says what is wrong with it
     form: str  # What such a text looks like
@@ -173,7 +173,7 @@ def check_fields(
 # %% ../../nbs/core/30_fields.ipynb #fb01e026
 @functools.cache
 def _comments(cls):
-    "Field -> the comment behind it and below it, of a class and its bases"
+    "Field -> the comment after it and below it, of a class and its bases"
     comments = {}
     for base in reversed(cls.__mro__[:-1]):
         try:
@@ -195,7 +195,7 @@ def _comments(cls):
 def field_rows(
     part: object,  # A dataclass, such as a recipe or the sizes of a job
 ) -> list:  # (name, plain type, value, what it is and what is allowed) of each field
-    "Describe each field by the comment behind it and below it, and by its bounds"
+    "Describe each field by the comment after it and below it, and by its bounds"
     help_text = _comments(type(part))
     rules = field_rules(type(part))
     rows = []

@@ -94,7 +94,7 @@ def _alive(pid):
 
 
 def _leftovers(path):
-    "List the temporary files and folders beside `path` whose process has ended"
+    "List the temporary files and folders next to `path` whose process has ended"
     found = path.parent.glob(f'.{glob.escape(path.name)}.*.tmp')
     pids = {p: p.name[len(path.name) + 2 : -len('.tmp')] for p in found}
     return [p for p, pid in pids.items() if pid.isdecimal() and not _alive(int(pid))]
@@ -103,7 +103,7 @@ def _leftovers(path):
 def remove_leftovers(
     path: FilePath,  # What `atomic_file` or `atomic_folder` writes
 ) -> None:
-    "Remove what killed processes have left beside `path`: temporary files and folders whose process has ended"
+    "Remove what killed processes have left next to `path`: temporary files and folders whose process has ended"
     for p in _leftovers(Path(path)):
         if p.is_dir():
             shutil.rmtree(p, ignore_errors=True)
@@ -424,7 +424,7 @@ class ArrayFile:
         return out
 
     def _read(self, row, n):
-        "Rows `row` to `row+n`"
+        "Return rows `row` to `row+n`"
         try:
             got = np.fromfile(self.path, np.uint8, n * self._row, offset=self._start + row * self._row)
         except FileNotFoundError:
@@ -516,7 +516,7 @@ def cached_folder(
     with locked(folder.with_name(folder.name + '.lock'), f'{what} {folder}', timeout=3600):
         if why := folder_damage(folder):
             if folder.exists() and log:
-                log(f'{what}: {why}; made anew')
+                log(f'{what}: {why}; rebuilt')
             with atomic_folder(folder) as new:
                 make(new)
                 write_index(new, {})

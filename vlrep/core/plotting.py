@@ -30,7 +30,7 @@ TONES = (INK['method'], INK['baseline'], '#805ad5', '#2c7a7b', '#b7791f', INK['r
 
 
 def _draw_sharply():
-    "In Jupyter, draw figures with twice the pixels and show them at the same size"
+    "Draw figures in Jupyter with twice the pixels, and show them at the same size"
     ipython = sys.modules.get('IPython')
     if ipython and hasattr(ipython.get_ipython(), 'kernel') and 'inline' in plt.get_backend():
         import_module('matplotlib_inline.backend_inline').set_matplotlib_formats('retina')
@@ -94,7 +94,7 @@ _NO_FONT = set()  # Characters that no installed font has
 
 
 def _find_fonts(missing):
-    "Add fonts that have these characters to the ones that are used; returns those that no font has"
+    "Add fonts that have these characters to those in use; return those that no font has"
     families = sorted({f.name for f in font_manager.fontManager.ttflist if 'Last Resort' not in f.name})
     while missing and families:
         best = max(families, key=lambda f: len(_in_fonts(missing, [f])))
@@ -120,7 +120,7 @@ def drawable(
         if not _NO_FONT:
             some = ''.join(sorted(none)[:5])
             warnings.warn(
-                f'figures: no installed font has the letters {some!r}, and a box stands for them; '
+                f'figures: no installed font has the letters {some!r}, and a box is drawn instead; '
                 f'fonts-noto-cjk has those of Chinese, Japanese and Korean'
             )
         _NO_FONT.update(none)
@@ -132,7 +132,7 @@ def drawable(
 def to_hwc(
     image: 'np.ndarray | torch.Tensor',  # uint8 or float in [0,1]; (h,w,3), (3,h,w), an array or a tensor
 ) -> np.ndarray:  # uint8 (h,w,3)
-    "Convert `image` to an array to draw; raise a `ValueError` if its shape is not that of an image"
+    "Convert `image` to an array to draw; raise a `ValueError` if it does not have the shape of an image"
     if hasattr(image, 'detach'):
         image = image.detach().cpu()
         image = image.float() if image.is_floating_point() else image
@@ -159,7 +159,7 @@ def _wrapped(text, inches):
     width = max(int(inches * 15), 8)
     lines = []
     for line in str(text).split('\n'):
-        # characters of scripts without spaces are twice as wide, and a line may end behind each
+        # characters of scripts without spaces are twice as wide, and a line may end after each
         anywhere = is_unspaced(line)
         lines.append(textwrap.fill(line, width // 2 if anywhere else width, break_long_words=anywhere))
     return drawable('\n'.join(lines))

@@ -132,7 +132,7 @@ class LiveBar:
         total: int,  # Amount in total; 0 if unknown
         text: str = '',  # What is being done
     ):
-        "Draw the bar, unless it was drawn just now"
+        "Draw the bar, unless it was drawn a moment ago"
         if not self.kind:
             return
         if self.bar is None:

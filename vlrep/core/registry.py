@@ -70,7 +70,7 @@ class Lazy:
 
 # %% ../../nbs/core/05_registry.ipynb #b90c6995
 def _modules(pattern):
-    "Names of the modules that `pattern` stands for, such as `vlrep.methods.*.recipe`; none is imported"
+    "Return the names of the modules that match `pattern`, such as `vlrep.methods.*.recipe`; none is imported"
     base, star, rest = pattern.partition('.*')
     if not star:
         return [pattern]

@@ -65,7 +65,7 @@ def type_words(
     if origin is list:
         return f'a list, each of it {type_words(inner[0])}'
     if origin is dict:
-        return f'a JSON object, each of them {type_words(inner[1])}'
+        return f'a JSON object, each value {type_words(inner[1])}'
     return _WORDS[NoneType if kind is None else kind]
 
 
@@ -90,7 +90,7 @@ FORMAT = 2  # Of `recipe.json` and `manifest.json`; to be raised if older versio
 
 
 def check_format(
-    facts: object,  # What a JSON file of a run holds
+    facts: object,  # What a JSON file of a run contains
     path: FilePath,  # The file
 ) -> None:
     "Raise a `ValueError` if a newer program wrote it, or its format is invalid"
@@ -188,7 +188,7 @@ def read_run_facts(
         raise ValueError(f'{run}: no such run folder')
     path = run / 'recipe.json'
     if not path.is_file():
-        raise ValueError(f'{run}: holds no run, recipe.json is missing')
+        raise ValueError(f'{run}: contains no run, recipe.json is missing')
     facts = read_json(path)
     check_format(facts, path)
     check_types(facts, {}, path, needed)

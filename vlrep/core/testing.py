@@ -38,7 +38,7 @@ def expect_fail(
     try:
         yield
     except exc as e:
-        assert contains in str(e), f'the message should hold {contains!r}: {e}'
+        assert contains in str(e), f'the message should contain {contains!r}: {e}'
         return
     raise AssertionError(f'no {getattr(exc, "__name__", exc)} was raised')
 

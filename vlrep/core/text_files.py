@@ -125,7 +125,7 @@ def table_rows(
     optional: tuple[str, ...] = (),  # Which of the columns may be missing
     bad: Callable[[str], None] = None,  # Called with what is wrong with a row, which is then left out; by default an
     # error
-    hint: str = '',  # What to do if columns are not found, behind that they are not
+    hint: str = '',  # Advice if columns are not found, appended to the message
 ) -> Iterator[tuple]:  # Number of the line on which a row begins, and column -> its text
     "Yield the rows of a table; a `ValueError` names the file and the line of what cannot be understood"
     path = Path(path)
@@ -153,7 +153,7 @@ def table_rows(
             if len(row) != len(head):
                 problem = (
                     f'{path}, line {number}: {len(head)} fields are expected, found {len(row)} (a text '
-                    f'with {_SEPARATORS[separator]} must stand in double quotes)'
+                    f'with {_SEPARATORS[separator]} must be in double quotes)'
                 )
                 if bad is None:
                     raise ValueError(problem)
@@ -183,7 +183,7 @@ ID = (int, str)  # Type of an id, for `row_problem`
 def row_problem(
     row: object,  # A row of a JSON file; 42 takes the place of '42' and 42.0 where a number is meant
     keys: dict,  # Keys that it must have -> the type of their values
-) -> str:  # To stand behind the place of the row; '' if nothing is wrong
+) -> str:  # To append to the row's position in a message; '' if nothing is wrong
     "Say what is wrong with a row"
     for key, kind in keys.items():
         if not isinstance(row, dict) or key not in row:
@@ -221,7 +221,7 @@ def coco_table(
             bad(here + problem)
             continue
         if unique and row[unique] in seen:
-            raise ValueError(f'{here}: the {unique} {row[unique]} is there twice')
+            raise ValueError(f'{here}: the {unique} {row[unique]} appears twice')
         if unique:
             seen.add(row[unique])
         out.append(row)

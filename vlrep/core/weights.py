@@ -59,7 +59,7 @@ def check_weights(
 ) -> dict:  # `weights`
     "Check that all weights are plain, finite tensors; a `ValueError` names the file and the first tensor that is not"
     if not isinstance(weights, dict):
-        raise ValueError(f'{source}: holds no weights but a {type(weights).__name__}')
+        raise ValueError(f'{source}: contains no weights, but a {type(weights).__name__}')
     for k, v in weights.items():
         if not isinstance(k, str):
             raise ValueError(f'{source}: {brief(k)} is not the name of a tensor')
@@ -175,7 +175,7 @@ def _unpickled(path, others):
             name = found[1] if '.' in found[1] else f'builtins.{found[1]}'
             if not others or _may_run(name) or name in strange:
                 raise ValueError(
-                    f'{path}: holds more than data, it asks for {name}, and is not opened; have the '
+                    f'{path}: contains more than data: it asks for {name}, and is not opened; have the '
                     f'weights saved alone: {SAVE_WEIGHTS}'
                 ) from None
             strange[name] = _stand_in(name)
@@ -243,7 +243,7 @@ def read_pickle(
     path: FilePath,  # What `torch.save` wrote
     others: bool = False,  # Replace objects of unknown classes by inert placeholders? Otherwise they are an error
 ) -> object:  # On the CPU
-    "Read tensors and plain data; a `ValueError` says that a file is damaged, or that it holds more than data"
+    "Read tensors and plain data; a `ValueError` says that a file is damaged, or that it contains more than data"
     path = Path(path)
     if not path.is_file():
         raise ValueError(f'{path}: no such file')

@@ -133,7 +133,7 @@ class BoxFile:
         boxes = []
         for image, got, size, here in _box_instances(path) if path.suffix == '.json' else _box_lines(path):
             if image in seen:
-                raise ValueError(f'{here}: is there twice')
+                raise ValueError(f'{here}: appears twice')
             given = size
             size = size and [real_number(v) for v in size]
             if size and not all(v and 0 < v < 1e6 for v in size):

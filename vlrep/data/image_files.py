@@ -167,7 +167,7 @@ def part_name(
     "Translate the name of a split in the data to ours; a `ValueError` if it is unknown"
     word = word.strip().lower()
     if word and word not in PART_WORDS:
-        raise ValueError(f'{where}: {brief(word)} is no part of a split, known are {", ".join(PART_WORDS)}')
+        raise ValueError(f'{where}: {brief(word)} is not a known split: use one of {", ".join(PART_WORDS)}')
     return PART_WORDS.get(word, '')
 
 # %% ../../nbs/data/10_image_files.ipynb #0d9cd043
@@ -196,7 +196,7 @@ def caption_source(
     keep: float = 2e9,  # Keep decoded images if all fit into this many bytes
     max_corrupt: int | float | str = None,  # How many images may be missing, see `corrupt_limit`
     extra: list | tuple = (),  # Names of existing images without a caption
-    name: str = None,  # Name of the data; by default that of the folder of `source`
+    name: str = None,  # Name of the data; by default the folder name of `source`
     split_of: dict = None,  # Name of an image -> its split, as named in the data, see `part_name`
 ) -> ImageFileDataset:  # In the order of the names
     "Join photos and captions; leave out empty captions and images without captions, with a warning that counts them"

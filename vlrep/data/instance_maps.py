@@ -18,7 +18,7 @@ def object_maps(
 
     def one(r):
         if r.masks is None:
-            raise ValueError(f'{source.name}: {r.id} has no masks, which oracle masks are made of')
+            raise ValueError(f'{source.name}: {r.id} has no masks, which oracle masks are built from')
         return (np.asarray(r.masks, np.uint8) * np.arange(1, len(r.masks) + 1, dtype=np.uint8)[:, None, None]).max(0)
 
     return dict(object_map=np.stack([one(r) for r in source]))

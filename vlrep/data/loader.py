@@ -631,7 +631,7 @@ def loaders(
     train: ImageTextDataset,  # Training set
     valid: ImageTextDataset,  # Validation set
     tokenizer: Tokenizer = None,  # As for `StatefulLoader`
-    size: int = None,  # Side of the views; by default that of the datasets
+    size: int = None,  # Side of the views; by default the datasets'
     bs: int = 64,  # Batch size
     *,
     valid_bs: int = None,  # Batch size for `valid`; by default `bs`

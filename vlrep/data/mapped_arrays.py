@@ -103,7 +103,7 @@ class MappedText(TextBuffer):
         self,
         idx: np.ndarray | list | range,  # Rows to keep, in their new order
     ) -> 'MappedText':
-        "Select rows as a buffer in files of its own"
+        "Select rows as a buffer in separate files"
         return self._copy(rows_at(self.rows, idx[i : i + _PIECE]) for i in range(0, len(idx), _PIECE))
 
     def take(
@@ -111,7 +111,7 @@ class MappedText(TextBuffer):
         at: np.ndarray | list,  # Indices of strings in the whole buffer (m,)
         counts: np.ndarray | list,  # Number of strings of each row; their sum is m
     ) -> 'MappedText':
-        "Make a buffer of selected strings, grouped into rows, in files of its own"
+        "Make a buffer of selected strings, grouped into rows, in separate files"
         return self._copy((at[i : i + _PIECE], () if i else counts) for i in range(0, max(1, len(at)), _PIECE))
 
     def _copy(self, pieces):

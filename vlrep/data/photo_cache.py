@@ -42,7 +42,7 @@ class PhotoFile(ArrayFile):
         path: FilePath,  # The file, from `ArrayFile.create`
         side: int,  # Side of the squares
     ):
-        super().__init__(path, hint='begin again, and it is made anew')
+        super().__init__(path, hint='start again, and it will be rebuilt')
         self.side = side
         self.at = np.arange(len(self))
 

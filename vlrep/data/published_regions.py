@@ -111,7 +111,7 @@ def _field(item, name):
 
 
 def _whole(x, low, what):
-    "Convert a value of a published file to an integer, from a number, an array of one, or text"
+    "Convert a value from a published file (a number, an array of one number, or text) to an integer"
     try:
         value = np.asarray(x).item()
         n = int(value)
@@ -211,7 +211,7 @@ def _npy_item(path, info):
         return got
     facts = _load_npy(info)
     if not isinstance(facts, dict):
-        raise ValueError(f'{info}: holds no dictionary')
+        raise ValueError(f'{info}: contains no dictionary')
     return dict(facts, features=got)
 
 

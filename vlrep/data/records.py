@@ -144,7 +144,7 @@ def turn_points(
     points: np.ndarray,  # x and y as fractions of the stored width and height (...,2)
     turn: int,  # From `annotation_turn`
 ) -> np.ndarray:  # The same points on the upright image (...,2)
-    "Turn points together with their image"
+    "Rotate points like their image"
     x = points[..., 0]
     y = points[..., 1]
     places = {
@@ -255,7 +255,7 @@ def rows_at(
     rows: np.ndarray,  # Where each image's items begin, and where the last one's end (n+1,)
     idx: np.ndarray | list | range,  # Images (m,)
 ) -> tuple:  # Indices of the items of these images, image by image, and how many each image has (m,)
-    "Find the items of some images in a flat array of the items of all images"
+    "Find the items of some images in a flat array of all items"
     idx = np.arange(len(rows) - 1)[np.asarray(idx, np.int64)]
     n = rows[idx + 1] - rows[idx]
     return np.repeat(rows[idx] - np.cumsum(n) + n, n) + np.arange(n.sum()), n
@@ -462,7 +462,7 @@ def with_narratives(
     self: ImageTextDataset,
     narratives: 'Narratives',  # Has a row per image and a method `subset`, such as `vlrep.data.narratives.Narratives`
 ) -> ImageTextDataset:  # The same images, captions and labels
-    "Copy this dataset with narratives"
+    "Return a copy of this dataset that includes narratives"
     new = copy.copy(self)
     new.narratives = narratives
     new._check()

@@ -143,7 +143,7 @@ class RegionWriter:
         self.folder = Path(folder)
         self.resume = resume
         if self.folder.exists() and not (self.folder / 'index.json').is_file() and any(self.folder.iterdir()):
-            raise ValueError(f'{folder}: holds something else than stored regions; choose a new folder')
+            raise ValueError(f'{folder}: contains something other than stored regions; choose a new folder')
         self.facts = dict(
             version=_VERSION,
             width=width,
@@ -351,10 +351,10 @@ def _read_index(folder):
             f'{folder}: no stored regions there (index.json is missing); vlrep regions or convert_regions writes them'
         )
     if damage := folder_damage(folder, _LARGE):
-        raise ValueError(f'{damage}; restore the store, or write it anew')
+        raise ValueError(f'{damage}; restore the store, or write it again')
     index = read_index(folder)
     if index.get('version') != _VERSION:
-        raise ValueError(f'{path}: of version {index.get("version")}, {_VERSION} is expected: write the store anew')
+        raise ValueError(f'{path}: of version {index.get("version")}, {_VERSION} is expected: write the store again')
     return check_types(index, _INDEX, path, tuple(_INDEX))
 
 # %% ../../nbs/data/57_region_store.ipynb #67570017
@@ -441,7 +441,7 @@ class RegionStore:
         return -1
 
     def _named(self, name, image_id):
-        "Find the row of an image called `name`, one of the spellings of `image_id`; -1 if not found"
+        "Find the row of the image `name`, which is one spelling of `image_id`; -1 if not found"
         hashes = self.cols['hashes']
         h = np.uint64(_hash(name))
         at = int(np.searchsorted(hashes, h))
@@ -535,7 +535,7 @@ def _compare(self: RegionStore, rows):
         if zlib.crc32(b''.join(data)) != self.cols['sums'][i]:
             raise ValueError(
                 f'{self.folder}: damaged, the regions of {self.ids[i]} have changed; restore the store, '
-                f'or write it anew'
+                f'or write it again'
             )
         self._sound[i] = True
 

@@ -442,7 +442,7 @@ class ShardIndex:
         if head['pairs']:
             n, some = head['pairs']['pairs']
             raise ValueError(
-                f'{n} samples hold an image with a text of its own and two dots in its name: '
+                f'{n} samples contain an image with its own text and two dots in its name: '
                 f'{", ".join(some[:3])}. A key ends at the first dot: rename the files, or name the one '
                 f'image that is meant (--image-extension jpg)'
             )
@@ -618,7 +618,7 @@ class ShardDataset(ImageTextDataset):
         idx: np.ndarray | list | range,  # Rows to keep, in their new order
         split: str = None,  # Name of the resulting split
     ) -> 'ShardDataset':
-        "Select rows as a dataset, with captions and labels in files of its own"
+        "Select rows as a dataset, with captions and labels in separate files"
         idx = np.asarray(idx, np.int64)
         new = copy.copy(self)
         new.at = self.at[idx]

@@ -289,7 +289,7 @@ def shard_samples(
         if what == 'joined':
             continue
         if suffix.lower() in parts:
-            raise ValueError(f'{path}: {_shown(name)} is there twice, the second at byte {at:,}')
+            raise ValueError(f'{path}: {_shown(name)} appears twice, the second time at byte {at:,}')
         parts[suffix.lower()] = at, size
     if parts:
         yield key, parts

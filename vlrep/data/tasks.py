@@ -36,8 +36,8 @@ class TaskDataset(ImageTextDataset):
         answers: list = None,  # A list of strings for each example; None if the answers are not public
         ids: list = None,  # Name of each example; by default its number
         kinds: list = None,  # Kind of each example, such as yes/no, number, other; reported separately
-        name: str = None,  # For messages; by default that of the images
-        split: str = None,  # train, valid or test; by default that of the images
+        name: str = None,  # For messages; by default the images'
+        split: str = None,  # train, valid or test; by default the images'
     ):
         self.base = base
         self.rows = np.asarray(rows, np.int64)
@@ -154,7 +154,7 @@ def with_targets(
         met = sorted(out, key=out.get, reverse=True) or [a for i in range(len(self)) for a in self.answers[i]]
         raise ValueError(
             f'{self.name}, {self.split}: {lost + unknown} of {whole} answers are none of the {len(classes)} '
-            f'labels ({some_of(classes)}), such as {some_of(met)}: the labels of another data set?'
+            f'labels ({some_of(classes)}), such as {some_of(met)}: the labels of a different data set?'
         )
     new.targets = csr_matrix((np.array(vals, np.float32), cols, ends), (len(self), len(classes)))
     return new

@@ -28,7 +28,7 @@ def _lines(path):
 
 
 def _backend(vocab, lower, accents, chinese):
-    "Build a WordPiece tokenizer of the package `tokenizers`"
+    "Build a WordPiece tokenizer with the package `tokenizers`"
     os.environ.setdefault('TOKENIZERS_PARALLELISM', 'false')  # its threads do not survive a fork
     try:
         from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers

@@ -45,7 +45,7 @@ def _by_image(data, path, folder, keys, convert, max_corrupt):
     for row in rows:
         name = row['file_name'] = photo_name(row['file_name'], folder)
         if names.setdefault(name, row) is not row:
-            raise ValueError(f'{path}, image {row["id"]}: the file {name} is there twice')
+            raise ValueError(f'{path}, image {row["id"]}: the file {name} appears twice')
     images = {r['id']: r for r in rows}
     lost = {r['id'] for r in data['images'] if not row_problem(r, dict(id=ID))} - images.keys()
     out = {name: [] for name in names}
@@ -99,7 +99,7 @@ def _objects(data, path, folder, max_corrupt=None):
     at = {r['id']: j for j, r in enumerate(kinds)}
     twice = [r['name'] for j, r in enumerate(kinds) if r['name'] in {o['name'] for o in kinds[:j]}]
     if twice:
-        raise ValueError(f'{path}: categories: the name {twice[0]!r} is there twice')
+        raise ValueError(f'{path}: categories: the name {twice[0]!r} appears twice')
     keys = dict(image_id=ID, category_id=ID, bbox=list)
     out, images = _by_image(data, path, folder, keys, lambda r, image: _object_of(r, image, at), max_corrupt)
     sizes = {r['file_name']: (_positive(r.get('width')) or 1, _positive(r.get('height')) or 1) for r in images}
@@ -242,7 +242,7 @@ def split_file(
 
 
 def _listed(path, split, max_corrupt):
-    "Rows of the split file in `split` (train, valid or test), with id, name and captions each"
+    "List the split file's rows in `split` (train, valid or test), with id, name and captions"
     keys = dict(filepath=str, filename=str, cocoid=int, split=str, sentences=list)
     bad = []
     out = []
@@ -267,7 +267,7 @@ def photo_objects(
     max_corrupt: int | float | str = None,  # How many rows may be unusable, see `corrupt_limit`
 ) -> tuple:  # Id of each photo -> its objects, as `ObjectTable` takes them; names of the categories; id
     # of each photo -> its width and height
-    "Read the objects of COCO's photos, of 2017 or else of 2014; a `ValueError` names a missing file"
+    "Read the objects in COCO's photos, from 2017 or else 2014; a `ValueError` names a missing file"
     root = Path(root)
     tables = {year: {s: _table(root, 'instances', s, year) for s in ('train', 'val')} for year in (2017, 2014)}
     lacking = {year: [f'instances_{s}{year}.json' for s, p in found.items() if not p] for year, found in tables.items()}

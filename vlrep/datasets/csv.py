@@ -123,7 +123,7 @@ def read_csv(
             continue
         name = photo_name(row['path'].strip(), root)
         if split_of.setdefault(name, part) != part:
-            raise ValueError(f'{path}, line {line}: {name} is in {part!r}, and in {split_of[name]!r}, too')
+            raise ValueError(f'{path}, line {line}: {name} is both in {part!r} and in {split_of[name]!r}')
         n += 1
         caps.setdefault(name, []).append(row['caption'])
     leave_out(path, 'rows cannot be used', bad, n + len(bad), max_corrupt)

@@ -56,7 +56,7 @@ def read_tokens(
     for line, name, k, text in _numbered(path, bad):
         mine = out.setdefault(name, {})
         if k in mine:
-            bad.append(f'{path}, line {line}: caption {k} of {name} is there twice')
+            bad.append(f'{path}, line {line}: caption {k} of {name} appears twice')
             continue
         mine[k] = text
         n += 1

@@ -25,7 +25,7 @@ def _read_part(root, part, year):
     rows = coco_table(data, path, 'categories', dict(id=int, name=str), 'id')
     kinds = {r['id']: r['name'] for r in sorted(rows, key=lambda r: r['id'])}
     if not kinds or len(set(kinds.values())) < len(kinds):
-        raise ValueError(f'{path}: categories: ' + ('a name is there twice' if kinds else 'there are none'))
+        raise ValueError(f'{path}: categories: ' + ('a name appears twice' if kinds else 'there are none'))
     return path, data, kinds
 
 
@@ -56,7 +56,7 @@ def read_inaturalist(
         label[photo_name(images[r['image_id']]['file_name'], root)] = at[r['category_id']]
     names = [photo_name(r['file_name'], root) for r in images.values()]
     if len(set(names)) < len(names):
-        raise ValueError(f'{path}: a file is there twice: {next(n for n in names if names.count(n) > 1)}')
+        raise ValueError(f'{path}: a file appears twice: {next(n for n in names if names.count(n) > 1)}')
     mute = [n for n in names if n not in label]
     leave_out(path, 'images have no category', mute, len(names), max_corrupt)
     files = find_files(root, [n for n in names if n in label], path, max_corrupt)

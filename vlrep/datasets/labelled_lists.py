@@ -65,7 +65,7 @@ def read_labelled_list(
     for i, name, word in _list_rows(path, bad.append):
         name = photo_name(name, folder)
         if name in rows:
-            raise ValueError(f'{path}, line {i}: {name} is there twice')
+            raise ValueError(f'{path}, line {i}: {name} appears twice')
         rows[name] = i, word
     if not rows:
         raise ValueError(f'{path}: not a single photo with its class' + (f': {bad[0]}' if bad else ''))

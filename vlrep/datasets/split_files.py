@@ -24,7 +24,7 @@ _KARPATHY = 'dataset_flickr8k.json', 'dataset_flickr30k.json'
 def _assign(assigned, name, part, where):
     "Put a photo into a part; a `ValueError` if it is already in a different one"
     if assigned.setdefault(name, part) != part:
-        raise ValueError(f'{where}: {brief(name)} is in {part}, and in {assigned[name]}, too')
+        raise ValueError(f'{where}: {brief(name)} is both in {part} and in {assigned[name]}')
 
 
 def read_lists(

@@ -24,7 +24,7 @@ from .split import checked_parts, complete_split, log_split
 
 # %% ../../nbs/datasets/88_task_images.ipynb #3a4ebcae
 def _gathered(examples, keep, what, log):
-    "Images that have some of the examples `keep`, and the rows of each; log what is left out"
+    "Find images that have some of the examples `keep`, and the rows of each; log what is left out"
     keep = np.asarray(keep, np.int64)
     if not len(keep):
         raise ValueError(f'{examples.name}, {examples.split}: not a single {what} has a text')

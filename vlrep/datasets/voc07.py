@@ -119,7 +119,7 @@ def read_photo_list(
     for i, line in text_lines(path):
         name = line.split()[0]
         if name in ids:
-            raise ValueError(f'{path}, line {i}: {name} is there twice')
+            raise ValueError(f'{path}, line {i}: {name} appears twice')
         ids[name] = len(ids)
     if not ids:
         raise ValueError(f'{path}: names no images')
@@ -146,7 +146,7 @@ def _answers(path, ids):
         elif n not in ids:
             bad = f'{n} is not in the list of the split'
         elif out[ids[n]] != 9:
-            bad = f'{n} is there twice'
+            bad = f'{n} appears twice'
         if bad:
             raise ValueError(f'{path}, line {i}: {bad}')
         out[ids[n]] = int(rest[0])

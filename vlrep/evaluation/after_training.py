@@ -25,7 +25,7 @@ from ..reports.stored_runs import stored_text, with_stored
 
 # %% ../../nbs/evaluation/75_after_training.ipynb #a00b1c4d
 def measure_transfer(
-    context: EvaluationContext,  # Right after a training
+    context: EvaluationContext,  # Right after training
 ) -> tuple:  # Numbers: `table`, and `supervised`, a description of that row; no samples
     "Make the transfer table of the synthetic scenes, with the baselines"
     options = context.options
@@ -49,7 +49,7 @@ def measure_transfer(
 
 
 def measure_grounding(
-    context: EvaluationContext,  # Right after a training
+    context: EvaluationContext,  # Right after training
 ) -> tuple:  # Numbers: `where`, or nothing if `point` is 0 or the model has no tokenizer; no samples
     "Play the pointing game on named objects"
     n = context.options.point
@@ -73,7 +73,7 @@ _NATS = (
 
 
 def measure_captions(
-    context: EvaluationContext,  # Right after a training
+    context: EvaluationContext,  # Right after training
 ) -> tuple:  # Numbers from `noun_scores` or `photo_samples`, and `caption_table`; samples
     "Measure the content of the captions of the test set, and their similarity to human references"
     test = context.splits['test']
@@ -142,7 +142,7 @@ def trace_figures(
 
 # %% ../../nbs/evaluation/75_after_training.ipynb #f11a0b03
 def show_captions(
-    context: EvaluationContext,  # Right after a training
+    context: EvaluationContext,  # Right after training
     samples: list,  # From `measure_captions`
 ) -> dict:  # `captions`, and `words` if the model can `attend`
     "Show captions of held-out images, and the attention map of each word"
@@ -156,7 +156,7 @@ def show_captions(
 
 
 def show_traces(
-    context: EvaluationContext,  # Right after a training
+    context: EvaluationContext,  # Right after training
     samples: list = (),  # Not used
 ) -> dict:  # `traces`, if the model was trained on narratives
     "Show mouse traces of narratives, and the attention of the model for their words"

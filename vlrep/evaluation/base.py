@@ -87,7 +87,7 @@ class Evaluation:
     root_help: str = ''  # What --root must contain; '' if --root is optional
     uses_root: bool = False  # Is --root accepted although it is optional?
     needs: frozenset = frozenset({'backbone'})  # Required capabilities; `'attend or attribute'` requires one of them
-    measure: Callable = Lazy(None)  # (EvaluationContext) -> numbers and samples; called at the end of each training
+    measure: Callable = Lazy(None)  # (EvaluationContext) -> numbers and samples; called at the end of each training run
     annotations: frozenset = (
         frozenset()
     )  # Annotations of the test images that `measure` needs, see `DatasetBuilder.test_annotations`
@@ -126,7 +126,7 @@ class Evaluation:
         capabilities: 'Iterable[str]',  # Of a model
         annotations: 'Iterable[str]',  # Of the test images of its dataset
     ) -> bool:
-        "Tell whether the evaluation runs automatically at the end of a training"
+        "Tell whether the evaluation runs automatically at the end of training"
         return self.measure is not None and not self.missing(capabilities) and self.annotations <= set(annotations)
 
     def check(

@@ -46,7 +46,7 @@ from ..models.timm_torchvision import VGGLayer
 # %% ../../nbs/evaluation/70_evaluate.ipynb #30de29bd
 def evaluate_captions(
     context: EvaluationContext,  # The model and its run
-    data: str = None,  # One of `DATASETS`; by default that of the run
+    data: str = None,  # One of `DATASETS`; by default the run's
     how: str = 'greedy',  # greedy, beam or nucleus
     split: str = 'auto',  # Which of several published splits
 ) -> list:  # Rows

@@ -88,7 +88,7 @@ def _open_held_out(context, data, split, wanted, shown, train):
 
 def open_held_out(
     context: EvaluationContext,  # The model and its run
-    data: str = None,  # One of `DATASETS`; by default that of the run
+    data: str = None,  # One of `DATASETS`; by default the run's
     split: str = 'auto',  # Which of several published splits, as for `PhotoOptions`
     *,
     shown: int = 0,  # At least this many scenes of the world
@@ -99,7 +99,7 @@ def open_held_out(
 
 def open_probe_sets(
     context: EvaluationContext,  # The model and its run
-    data: str = None,  # One of `DATASETS`; by default that of the run
+    data: str = None,  # One of `DATASETS`; by default the run's
     split: str = 'auto',  # As for `open_held_out`
     wanted: tuple = (),  # Annotations to read
 ) -> tuple:  # Training and test set
@@ -118,7 +118,7 @@ def evaluation_images(
 def backbones_to_probe(
     context: EvaluationContext,  # The model and its run
     images: ImageTextDataset,  # Training images, for the BatchNorm statistics of random features
-    size: int = None,  # Side of the images in pixels; by default that of the model
+    size: int = None,  # Side of the images in pixels; by default the model's
     random: bool = True,  # Include random features?
 ) -> dict:  # Name -> backbone
     "Return the trained backbone and, as `random`, the same backbone before training"

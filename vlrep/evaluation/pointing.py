@@ -73,7 +73,7 @@ def pointing_table(
     maps: dict,  # Name -> function of normalised images (b,3,S,S) and a list of b names that returns
     # maps (b,h,w) with sum 1
     dataset: ImageTextDataset,  # Scenes whose records have `masks` and `objects`
-    size: int = None,  # Side of the views in pixels; by default that of the dataset
+    size: int = None,  # Side of the views in pixels; by default the dataset's
     known: 'Iterable[str]' = None,  # Names to evaluate; all by default
     seed: int = 0,  # Seed of the bootstrap
     *,

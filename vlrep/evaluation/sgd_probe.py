@@ -83,7 +83,7 @@ class SoftmaxRecipe:
         self,
         at: float,  # Number of epochs so far
     ) -> float:  # As a fraction of the initial learning rate
-        "Compute the learning rate at a point of the training"
+        "Compute the learning rate at a point in training"
         if self.cosine:
             return (1 + math.cos(math.pi * at / self.epochs)) / 2
         return self.factor ** sum(at >= d for d in self.drops)
@@ -193,7 +193,7 @@ _SECONDS = 60  # Minimum time between two saved states
 
 
 class _SavedTraining:
-    "The state of a training in a file, so that it can be resumed; without a folder nothing is saved"
+    "The training state in a file, so that training can be resumed; without a folder nothing is saved"
 
     def __init__(self, folder, facts):
         key = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]

@@ -33,7 +33,7 @@ from ..training.logging import EpochLosses, ProgressLogger
 
 # %% ../../nbs/experiments/38_baselines.ipynb #316533c5
 def _error_with_advice(e, learn, recipe, accumulate):
-    "Return an exception with advice for the error `e` of a training, or None for other errors"
+    "Return an exception with advice for the error `e` during training, or None for other errors"
     if out_of_memory(e):
         return ValueError(memory_advice(recipe.bs, accumulate))
     lines = str(e).splitlines() or ['']

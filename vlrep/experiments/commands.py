@@ -70,7 +70,7 @@ def evaluate(
     run: FilePath,  # A run folder
     on: str,  # One of `EVALUATIONS`, such as world, captions or voc07
     root: FilePath = None,  # Folder of the photos, such as VOCdevkit/VOC2007, or with train/ and val/ for folder; for
-    # captions, by default that of the run
+    # captions, by default the run's
     which: str | int = 'best',  # Checkpoint: best, last, or a step number
     max_corrupt: int | float | str = None,  # How many photos and rows of the test data may be missing or unusable, see
     # `corrupt_limit`; by default as in the run
@@ -116,7 +116,7 @@ def extract_features(
     run: FilePath,  # A run folder
     out: FilePath,  # Contains a folder for each pooling, see `stored_features`
     data: str = None,  # One of `DATASETS`; by default the run's dataset
-    root: FilePath = None,  # Folder of its files; by default that of the run
+    root: FilePath = None,  # Folder of its files; by default the run's
     part: str = 'test',  # train or test
     pooling: str = 'avg',  # avg: mean over the grid (n,c); grid2: over its quarters (n,4c)
     which: str | int = 'best',  # Checkpoint: best, last, or a step number
@@ -147,7 +147,7 @@ def embed_photos(
     out: FilePath,  # A new file: .npy (with the ids in a .json file), .parquet or .safetensors
     photos: Sequence[FilePath] = (),  # Image files, or folders of images
     data: str = None,  # One of `DATASETS`, instead of photos
-    root: FilePath = None,  # Folder of its files; by default that of the run
+    root: FilePath = None,  # Folder of its files; by default the run's
     part: str = None,  # Part of the dataset: train or test; by default test
     which: str | int = 'best',  # Checkpoint: best, last, or a step number
     workers: int | None = None,  # Processes that read ahead; by default see `default_workers`
@@ -234,7 +234,7 @@ def push(
     log: Callable = print,  # Called with the URL
     plugins: Sequence[FilePath] = (),  # Python files of the run that may be imported, because you trust them
 ) -> str:  # URL of the uploaded version
-    "Upload the model of a run to the Hugging Face hub, as a folder with a model card, see `export_folder`"
+    "Upload a run's model to the Hugging Face hub, as a folder with a model card (see `export_folder`)"
     with tempfile.TemporaryDirectory() as d:
         folder = Path(run)
         if not open_run_folder(run).info.get('exported'):

@@ -57,7 +57,7 @@ def read_lines(
     "Read the results in a file; a `ValueError` names a file without results, or an invalid line"
     lines = read_results(path)
     if not lines:
-        raise ValueError(f'{path}: holds no results')
+        raise ValueError(f'{path}: contains no results')
     for i, line in enumerate(lines, 1):
         if missing := [k for k in ('method', 'seed', 'numbers') if k not in line]:
             raise ValueError(f'{path}, result {i}: no field {missing[0]!r}')

@@ -88,9 +88,9 @@ def model_card(
         '## Training\n\n' + '\n'.join(training),
         '## Results\n\n' + ('\n\n'.join(tables) or 'This run has not been evaluated.'),
         "## Use\n\n```python\nimport vlrep\nmodel = vlrep.load('FOLDER')   # this folder\n" + '\n'.join(use) + '\n```',
-        '## Limits\n\nThe results are those of one run, on the test images of its own data; on other images it may be '
+        '## Limits\n\nThe results come from one run, on the test images of its own data; on other images it may be '
         f'much worse.{checked} It has learned what the captions say, with their errors and prejudices, and has been '
-        'tested for none of them. The licences of images and captions are those of the data.',
+        'tested for none of them. For the licences of images and captions, see the data.',
     ]
     return '\n\n'.join(parts) + '\n'
 

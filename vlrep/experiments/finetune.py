@@ -257,7 +257,7 @@ _PLACES = 'run', 'which', 'root', 'labels_file', 'region_files'  # Fields of a s
 
 
 def _finetuning_facts(job, source, **more):
-    "Collect everything that determines the bits of a fine-tuning or is needed to open it; `source`: pretrained run"
+    "Collect what determines the bits of a fine-tuning run or is needed to open it; `source`: pretrained run"
     info = source.info
     spec = job.spec
     own = {k: v for k, v in spec.facts().items() if k not in _PLACES}
@@ -369,7 +369,7 @@ def _setup(job, source, tokenizer, recipe, old):
 
 
 def _transfer_setup(job, source, recipe, old):
-    "Read the examples of a task on images only, build the model on the backbone, and collect the facts of the run"
+    "Read the examples of an image-only task, build the model on the backbone, and collect the facts of the run"
     spec = job.spec
     task = TASKS[spec.task]
     data = task.source(spec.data)
@@ -401,7 +401,7 @@ def _transfer_setup(job, source, recipe, old):
 
 # %% ../../nbs/experiments/75_finetune.ipynb #130f4b3f
 def _finetune(job, source, out=None, old=None):
-    "Begin a fine-tuning of `source`, or resume the `old` one, in each process; return its folder"
+    "Begin to fine-tune `source`, or resume the run `old`, in each process; return its folder"
     log = job.log
     spec = job.spec
     recipe = recipe_of(source)
@@ -624,7 +624,7 @@ def resume_finetuning(
     run: FilePath,  # Folder of the fine-tuned run
     recorded: FinetuneSpec,  # Specification at the start of the run
 ) -> Path:  # Folder of the run
-    "Resume a fine-tuning; without a checkpoint it starts again in its folder"
+    "Resume a fine-tuning run; without a checkpoint it starts again in its folder"
     run = trusted_run(run)
     for name in ('which', 'labels_file', 'region_files'):
         now, then = (getattr(s, name) for s in (job.spec, recorded))
@@ -633,7 +633,7 @@ def resume_finetuning(
             raise ValueError(f'--{option} {now}: the run began with {then}; leave it out')
     if run.start() is not None:
         return _finetune(job, run, old=run)
-    job.log('no checkpoint: beginning anew')
+    job.log('no checkpoint: starting from the beginning')
     job.resumed = False
     source = trusted_run(job.spec.run)
     job.dist.barrier()

@@ -12,7 +12,7 @@ from pathlib import Path
 from ..core.files import FilePath, check_new_folder
 
 # %% ../../nbs/experiments/32_hub.ipynb #3202cec1
-HUB_PREFIX = 'hf://'  # Prefix of a model on the hub, used in place of a run folder
+HUB_PREFIX = 'hf://'  # Prefix of a model on the hub, used instead of a run folder
 _FILES = 'README.md recipe.json tokenizer.model labels.json test_photos.json'.split()
 _FILES += ['best/manifest.json', 'best/model.safetensors']
 

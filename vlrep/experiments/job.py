@@ -157,7 +157,7 @@ class Job:
             if lines := differences(first, other):
                 lines = [line.replace(': was ', ' ').replace(', now ', ' in rank 0 and ') for line in lines]
                 raise ValueError(
-                    f'rank {rank} would train another run ({"; ".join(lines)} in rank {rank}): start all processes '
+                    f'rank {rank} would train a different run ({"; ".join(lines)} in rank {rank}): start all processes '
                     f'with the same words, on the same data'
                 )
         check_share(batch_size, self.dist.world_size)
@@ -232,5 +232,5 @@ def resumed_line(
 ) -> str:
     "Return the log line that says from which step a run is resumed"
     if not step:
-        return 'no checkpoint: beginning anew'
+        return 'no checkpoint: starting from the beginning'
     return f'resuming from step {step}' + (', that of the best checkpoint: there is no other' if alone else '')

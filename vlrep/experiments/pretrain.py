@@ -82,14 +82,14 @@ def _compare(run, facts, inexact):
         return lines
     if not run.unfinished():
         raise ValueError(
-            f'{run.path}: is finished, and this would be another run ({"; ".join(bad)}): a finished run '
-            f'can go on to more steps (--steps), and another one can start from its backbone (--weights '
+            f'{run.path}: is finished, and this would be a different run ({"; ".join(bad)}): a finished run '
+            f'can go on to more steps (--steps), and a new one can start from its backbone (--weights '
             f'{run.path})'
         )
     if read := [line.removeprefix('contents ') for line in bad if line.startswith('contents ')]:
         raise ValueError(
-            f'{run.path}: what it reads has changed since it began ({"; ".join(read)}): restore it, begin '
-            f'another run, or add --inexact'
+            f'{run.path}: what it reads has changed since it began ({"; ".join(read)}): restore it, '
+            f'start a new run, or add --inexact'
         )
     raise ValueError(
         f'{run.path}: this would not be the same run ({"; ".join(bad)}); leave these options out, or add --inexact'
@@ -116,7 +116,7 @@ def _initial_weights(spec, facts, old, at):
         return start / 'model.safetensors'
     if weights_digest(file) != facts['weights']:
         raise ValueError(
-            f'--weights {file}: this file has changed since {old.path} began; restore it, or begin another run'
+            f'--weights {file}: this file has changed since {old.path} began; restore it, or start a new run'
         )
     return file
 
@@ -125,9 +125,7 @@ def _new_schedule(run, learn, step):
     "Describe the new schedule of a finished run that continues to more steps"
     factor = getattr(getattr(learn, 'schedule', None), 'factor', None)
     rate = f': at step {step} the learning rate is {factor(step):.2f} of its peak' if factor else ''
-    return (
-        f'the run was finished and goes on to {run.recipe["steps"]:,} steps, on a schedule made anew for so many{rate}'
-    )
+    return f'the run was finished and goes on to {run.recipe["steps"]:,} steps, on a new schedule of that length{rate}'
 
 
 def _continue(learn, run, at, regroup, inexact, log):
@@ -151,7 +149,7 @@ def _completed(path, log):
         return False  # the result belongs to fewer steps
     if 'result.jsonl' in missing:
         if (run / 'result.jsonl').exists():
-            log(f'{run / "result.jsonl"}: torn; it will be made anew')
+            log(f'{run / "result.jsonl"}: torn; it will be written again')
         return False
     if missing:
         with Run.reopen(path) as run:
@@ -393,7 +391,7 @@ def resume_run(
     spec = spec or recorded
     if exported := open_run_folder(run).info.get('exported'):
         raise ValueError(
-            f'{run}: was exported from {exported}, without the state of its training: begin another run from its '
+            f'{run}: was exported from {exported}, without the state of its training: start a new run from its '
             f'weights (--weights {run})'
         )
     if type(spec) is not type(recorded):

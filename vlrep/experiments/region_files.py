@@ -130,7 +130,7 @@ def _class_names(given, n, known, who):
     for i in range(1, n if known else 0):
         if labels[i] != known[i]:
             raise ValueError(
-                f'--classes {given}: the label map of another data set: class {i} is {labels[i]!r} there, '
+                f'--classes {given}: the label map of a different data set: class {i} is {labels[i]!r} there, '
                 f'and {known[i]!r} in {who}'
             )
     return labels
@@ -197,7 +197,7 @@ def make_regions(
     *,
     model: str = 'fasterrcnn_resnet50_fpn',  # Detector of torchvision
     backbone: str = 'resnet50',  # Backbone of the grid, as for `named_backbone`
-    weights: FilePath = None,  # A file; for a detector also a name of torchvision (DEFAULT)
+    weights: FilePath = None,  # A file; for a detector also a torchvision name (DEFAULT)
     max_regions: int = None,  # Maximum number of regions per photo; by default 100 for a detector
     size: int = None,  # Side of the square that photos are stretched to for cells; by default 224, or as in the run
     which: str | int = 'best',  # Checkpoint of the run

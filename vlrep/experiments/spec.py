@@ -49,7 +49,7 @@ def check_out(
     "Check that the folder does not contain a run"
     _check_path('--out', out)
     if out is not None and (Path(out) / 'recipe.json').exists():
-        raise ValueError(f'--out {out}: holds a run already; choose another folder, or: vlrep resume {out}')
+        raise ValueError(f'--out {out}: already contains a run; choose another folder, or: vlrep resume {out}')
 
 
 def _full_path(path):
@@ -226,10 +226,10 @@ def finetune_spec(
     changes: Sequence[str] = (),  # Texts `field=value` for the plan or the sizes of drawn data
     data: str | None = None,  # world, or the name of the task for its photos; by default the photos if there is `root`
     root: FilePath | None = None,  # Folder of the photos and questions
-    plan: str | None = None,  # One of the task's `plans`; by default that of the data
+    plan: str | None = None,  # One of the task's `plans`; by default the data's
     **more,  # which, labels_file, region_files, seed, precision, threads, accumulate, see `FinetuneSpec`
 ) -> FinetuneSpec:
-    "Make the specification of a fine-tuning; a `ValueError` names an invalid option"
+    "Make the specification of a fine-tuning run; a `ValueError` names an invalid option"
     if task is None:
         raise ValueError(f'--task is missing: one of {", ".join(TASKS)}')
     one_of('--task', task, TASKS)
@@ -278,7 +278,7 @@ def recorded_options(
     facts: dict,  # From `read_run_facts`
     path: FilePath,  # The file, for messages
 ) -> object:  # Sizes of its splits
-    "Return the options of the dataset that a run was trained on, checked"
+    "Check and return the options of the dataset that a run was trained on"
     if not isinstance(facts['data'], dict):
         raise ValueError(f'{path}: data is {facts["data"]!r}, expected a JSON object')
     sizes = {k: v for k, v in facts['data'].items() if k != 'name'}

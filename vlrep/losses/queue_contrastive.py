@@ -26,7 +26,7 @@ def _logits(pos, neg, temperature, ignore):
 
 
 def _added(each, rows):
-    "Total and count over the rows that count"
+    "Return total and count over the rows that are counted"
     if rows is None:
         return each.sum(), torch.tensor(len(each), device=each.device)
     return each.masked_fill(~rows, 0).sum(), rows.sum()

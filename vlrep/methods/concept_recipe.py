@@ -46,7 +46,7 @@ class ConceptRecipe(BackboneFields, TextRecipe):
     tagger: _Tagger = 'pattern'  # Part-of-speech tagger: pattern, or spacy (sec. 3.1), if a model is installed
     min_tokens: _Count = 3  # Captions with fewer tokens are skipped (sec. 4); words in tag prediction
     max_tokens: _Count = 25  # Captions with more tokens are skipped (sec. 4); words in tag prediction
-    tag_head: _TagHead = 'mlp'  # Classifier of concepts: mlp for ResNet, conv for VGG16 (sec. 4), or linear
+    tag_head: _TagHead = 'mlp'  # Concept classifier: mlp for ResNet, conv for VGG16 (sec. 4), or linear
     tag_width: _Hidden = 0  # Its hidden width; 0: that of the grid (not stated)
     jitter: UnitInterval = 0.0  # Change of brightness, contrast, saturation; a quarter of it for hue (not stated)
     jitter_p: UnitInterval = 0.0  # Probability that the colours are changed (not stated)

@@ -98,5 +98,5 @@ def check_fusion_data(
     try:
         reader(splits['test'], [0])
     except ValueError as e:
-        raise ValueError(f'{e}; the test images are evaluated after the training: store their regions, too') from None
+        raise ValueError(f'{e}; the test images are evaluated after training: store their regions as well') from None
     return lines

@@ -148,7 +148,7 @@ def fusion_build_inputs(
     bert = _bert(r, dls.train, seed)
     regions = _region_encoder(r, visual, dls.train.source)
     if r.mim == 'kl' and not regions.classes:
-        raise ValueError(f'mim=kl: {r.region_files} holds no distributions over classes; add --set mim=off')
+        raise ValueError(f'mim=kl: {r.region_files} contains no distributions over classes; add --set mim=off')
     regions.to(dls.train.device)
     reader = dls.train.collate.reader
     inputs = dict(bert=bert, regions=regions, seed=seed)

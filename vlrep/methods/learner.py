@@ -113,7 +113,7 @@ def make_learner(
     precision: str = 'auto',  # As for `MixedPrecision`
     *,
     cbs: list | tuple = (),  # More callbacks
-) -> 'BatchLearner':  # Train it with `fit_steps(recipe.steps)`; its `sizes` are those of `method.sizes`
+) -> 'BatchLearner':  # Train it with `fit_steps(recipe.steps)`; its `sizes` come from `method.sizes`
     "Make a learner that trains a method's model from its initial weights"
     # imported here: fastai takes as long as PyTorch, and opening a run imports this module without needing it
     from vlrep.training.callbacks import default_callbacks

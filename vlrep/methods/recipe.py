@@ -173,7 +173,7 @@ class TextRecipe(MethodRecipe):
 class PairRecipe(BackboneFields, TextRecipe):
     """Fields of methods that compare images with texts, with a backbone and a text encoder
 
-    The values are those of LocTex (sec. 3.2 and 3.5), which does not state dropout and initial weights.
+    The values are from LocTex (sec. 3.2 and 3.5), which does not state dropout and initial weights.
     """
 
     word_weight: Weight = 0.0  # Weight of the auxiliary word head in training; rare words weigh more (in no paper)

@@ -66,7 +66,7 @@ class References:
 
     @property
     def unit(self) -> str:
-        "A note for tables: '' if all words are real words"
+        "Return a note for tables: '' if all words are real words"
         alone = [len(w) == 1 and is_unspaced(w) for row in self.words for caption in row for w in caption]
         characters = sum(alone) / max(len(alone), 1)
         if characters < 0.01:
@@ -80,7 +80,7 @@ class References:
         self,
         counts: Counter,  # n-gram counts of a caption
     ) -> dict:  # n-gram -> its count times its idf, and the length of this vector
-        "Weight n-grams by how few of the images have them; unknown ones get the largest weight"
+        "Weight n-grams: the fewer images contain one, the larger its weight; unknown n-grams get the largest"
         vector = {gram: n * self.idf.get(gram, math.log(len(self))) for gram, n in counts.items()}
         return vector, math.sqrt(sum(v * v for v in vector.values()))
 

@@ -148,7 +148,7 @@ def _mask_overlaps(a, b):
 
 
 def _best_objects(found, truth, overlaps):
-    """The object that each detection overlaps most (-1 for none) and the overlap: (n,) and (n,)
+    """Find the object that each detection overlaps most (-1 for none) and the overlap: (n,) and (n,)
 
     `found` and `truth` number the pairs of image and class; a detection can only match objects of the same number.
     `overlaps`: indices of detections (m,) and objects (m,) -> overlap of each pair (m,)
@@ -228,7 +228,7 @@ def voc_ap(
     class_of = {c['id']: k for k, c in enumerate(data.categories)}
 
     def columns(rows):
-        "Images (n,) and classes (n,)"
+        "Return images (n,) and classes (n,)"
         images = np.array([image_of[r['image_id']] for r in rows], int)
         return images, np.array([class_of[r['category_id']] for r in rows], int)
 

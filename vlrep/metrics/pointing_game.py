@@ -11,7 +11,7 @@ from torch import Tensor
 
 # %% ../../nbs/metrics/30_pointing_game.ipynb #e92bcee5
 def _overlap(cells, pixels, like):
-    "Fraction of each cell along a side that each pixel takes up; rows sum to 1 (cells,pixels)"
+    "Compute which fraction of each cell along a side a pixel covers; rows sum to 1 (cells,pixels)"
     i = torch.arange(cells, dtype=torch.float64)[:, None] / cells
     k = torch.arange(pixels, dtype=torch.float64) / pixels
     part = (torch.minimum(i + 1 / cells, k + 1 / pixels) - torch.maximum(i, k)).clamp(min=0) * cells

@@ -20,7 +20,7 @@ def _array(x, name):
         x = x.detach().cpu().double().numpy()
     x = np.asarray(x, dtype=np.float64)
     if np.isnan(x).any():
-        raise ValueError(f'{name}: holds NaN, which cannot be ranked')
+        raise ValueError(f'{name}: contains NaN, which cannot be ranked')
     if not x.size:
         raise ValueError(f'{name}: empty')
     return x
@@ -113,7 +113,7 @@ def chance_top1(
     train: 'np.ndarray|torch.Tensor|list',  # Classes in training (n,)
     test: 'np.ndarray|torch.Tensor|list',  # Target classes (m,)
 ) -> float:  # Fraction of correct predictions
-    "Accuracy of always predicting the most frequent class of training"
+    "Compute the accuracy of always predicting the most frequent training class"
     seen, n = np.unique(_array(train, 'train'), return_counts=True)
     return float((_array(test, 'test') == seen[n.argmax()]).mean())
 

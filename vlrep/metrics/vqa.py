@@ -82,10 +82,10 @@ def mean_interval(
     draws: int = 500,  # Number of bootstrap resamples of the images
     seed: int = 0,  # The same seed gives the same draws
 ) -> tuple:  # Mean, lower and upper end of its 95 % interval
-    "Compute accuracy with its interval over images, each with all its questions"
+    "Compute accuracy and its bootstrap interval; images are resampled with all their questions"
     scores = np.asarray(scores, dtype=np.float64)
     if not len(scores) or np.isnan(scores).any():
-        raise ValueError('scores: empty, or holds NaN')
+        raise ValueError('scores: empty, or contains NaN')
     _, at, count = np.unique(images, return_inverse=True, return_counts=True)
     total = np.zeros(len(count))
     np.add.at(total, at, scores)

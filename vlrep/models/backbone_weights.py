@@ -34,9 +34,9 @@ def read_state(
             raise ValueError(f'{path}: cannot be read, damaged ({e})') from e
     out = read_pickle(path, others=True)
     if stands_in(out):
-        raise ValueError(f'{path}: holds a whole {type(out).__name__} and not its weights; save these: {SAVE_WEIGHTS}')
+        raise ValueError(f'{path}: contains a whole {type(out).__name__}; save its weights instead: {SAVE_WEIGHTS}')
     if not isinstance(out, dict):
-        raise ValueError(f'{path}: holds no weights but a {type(out).__name__}')
+        raise ValueError(f'{path}: contains no weights, but a {type(out).__name__}')
     stores = [t.untyped_storage() for t in _flat(out, path).values() if t.layout == torch.strided]
     claimed = sum({s._cdata: s.nbytes() for s in stores}.values())
     size = path.stat().st_size
@@ -82,7 +82,7 @@ _AVOIDED = {'momentum', 'target', 'slow', 'k'}
 
 
 def _rank(prefix):
-    "Rank the networks of a file by prefix: the one that papers evaluate comes first"
+    "Rank the networks in a file by their prefix: the network that papers evaluate comes first"
     pieces = set(re.split(r'[._]', prefix))
     if pieces & _PREFERRED:
         return 0
@@ -107,7 +107,7 @@ def network_prefix(
         other = _below(weights, p)
         if other.keys() != network.keys() or not all(torch.equal(v, network[k]) for k, v in other.items()):
             raise ValueError(
-                f'{source}: holds several networks, {first}* and {p}*: save the one that is meant: {SAVE_WEIGHTS}'
+                f'{source}: contains several networks, {first}* and {p}*: save the one that is meant: {SAVE_WEIGHTS}'
             )
     return first
 
@@ -199,7 +199,7 @@ def load_backbone(
         own = {re.sub(r'^\d+(?=\.)', lambda m: _CHILDREN.get(m[0], m[0]), k): v for k, v in own.items()}
     if before is None:
         raise ValueError(
-            f'{name}: holds no ResNet: no names end in conv1.weight and layer1.0.conv1.weight; it has '
+            f'{name}: contains no ResNet: no names end in conv1.weight and layer1.0.conv1.weight; it has '
             f'{_groups(rest, "")}'
         )
     net = {k: v for k, v in own.items() if re.match(r'(conv|bn|layer)\d', k)}

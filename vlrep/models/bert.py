@@ -101,7 +101,7 @@ _USUAL = dict(model_type='bert', hidden_act='gelu', position_embedding_type='abs
 
 
 def _config(path):
-    "Read the sizes in a `config.json`; missing ones get transformers' defaults, those of BERT-base"
+    "Read the sizes in a `config.json`; missing ones get transformers' defaults (BERT-base)"
     got = read_json(path)
     if not isinstance(got, dict):
         raise ValueError(f'{path}: does not describe a BERT')
@@ -137,7 +137,7 @@ def load_bert(
     first = 'encoder.layer.0.attention.self.query.weight'
     state, more, before, _ = network_weights(path, (first,))
     if before is None:
-        raise ValueError(f'{path}: holds no BERT: {first} is missing')
+        raise ValueError(f'{path}: contains no BERT: {first} is missing')
     head = before.removesuffix('bert.') + 'cls.'  # the head is outside the network
     state |= {'cls.' + k.removeprefix(head): v for k, v in more.items() if k.startswith(head)}
     state = _spelled(check_weights(state, path))
@@ -201,7 +201,7 @@ def _downloaded(name, *files):
 def bert_folder(
     source: FilePath,  # A folder, or a name on the Hugging Face hub
 ) -> Path:  # A folder with `config.json`, weights and vocabulary
-    "Find the files of a BERT, downloaded if necessary; a `ValueError` if there are none"
+    "Find the files of a BERT model, and download them if necessary; raise a `ValueError` if there are none"
     folder = Path(source)
     if folder.is_dir():
         if not (folder / 'config.json').is_file():
@@ -258,7 +258,7 @@ class SmallBertPlan:
     bs: int = 64  # Captions per step
     lr: float = 3e-3  # Peak learning rate of AdamW
     warmup: float = 0.1  # Fraction of the steps with linear warm-up; then linear decay to zero
-    wd: float = 0.01  # Weight decay of matrices
+    wd: float = 0.01  # Weight decay for matrices
     share: float = 0.15  # Fraction of the words that are masked (BERT sec. 3.1)
     max_len: int = 40  # Captions are truncated to this number of tokens
     validation: int = 500  # Captions of the last images held out for evaluation, at most a tenth

@@ -270,7 +270,7 @@ def relative_difference(
     a: torch.Tensor,  # Ours
     b: torch.Tensor,  # Theirs
 ) -> float:  # Infinite if the shapes differ
-    "Compute the largest difference of two tensors, relative to the largest value of the first"
+    "Compute the largest difference between two tensors, relative to the largest absolute value in the first"
     if a.shape != b.shape:
         return float('inf')
     return ((a - b).abs().max() / a.abs().max().clamp(min=1e-12)).item() if a.numel() else 0.0

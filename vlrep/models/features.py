@@ -32,7 +32,7 @@ from ..data.transforms import EvalTransform
 # %% ../../nbs/models/60_features.ipynb #48f3420b
 def plain_batches(
     data: 'ImageTextDataset|Iterable',  # An `ImageTextDataset`, or a loader that yields normalised batches in order
-    size: int = None,  # Side of the images in pixels; by default that of the dataset
+    size: int = None,  # Side of the images in pixels; by default the dataset's
     bs: int = 256,  # Batch size
     device: str | torch.device = 'cpu',  # Device of the batches
     view: Callable = None,  # (batch, key) -> batch; by default `EvalTransform(size)`
@@ -181,7 +181,7 @@ def write_features(
     backbone: nn.Module,  # `backbone(images)` returns a grid (b,c,h,w)
     data: ImageTextDataset,  # Images
     folder: FilePath,  # Parent of a folder for each pooling
-    size: int = None,  # Side of the images in pixels; by default that of the dataset
+    size: int = None,  # Side of the images in pixels; by default the dataset's
     bs: int = 256,  # Batch size
     *,
     view: Callable = None,  # A dataclass, (batch, key) -> batch; by default `EvalTransform(size)`
@@ -205,7 +205,7 @@ def write_features(
     damage = {f: folder_damage(f, ('features.npy',)) for f in folders.values() if f.exists()}
     for f, problem in of_main(damage).items():
         if problem:
-            raise ValueError(f'{problem}; remove {f}, and the features are computed anew')
+            raise ValueError(f'{problem}; remove {f}, and the features are computed again')
     missing = of_main({name: f for name, f in folders.items() if f not in damage})
     if missing:
 
@@ -244,7 +244,7 @@ def stored_features(
 def features(
     backbone: nn.Module,  # `backbone(images)` returns a grid (b,c,h,w)
     data: ImageTextDataset,  # Images
-    size: int = None,  # Side of the images in pixels; by default that of the dataset
+    size: int = None,  # Side of the images in pixels; by default the dataset's
     bs: int = 256,  # Batch size
     *,
     view: Callable = None,  # A dataclass, (batch, key) -> batch; by default `EvalTransform(size)`

@@ -58,20 +58,20 @@ def _published(name):
 
         names = tv.list_models()
         if network not in names:
-            raise did_you_mean('network of torchvision', network, near_names(network, names))
+            raise did_you_mean('torchvision network', network, near_names(network, names))
         found = tv.get_model_weights(network).__members__
         if tag not in found:
-            raise did_you_mean(f'weights of torchvision/{network}', tag, found)
+            raise did_you_mean(f'weights for torchvision/{network}', tag, found)
         if network not in RESNETS:
             with torch.device('meta'):
                 check_features(tv.get_model(network, weights=None), network)  # before a large file is downloaded
         return found[tag]
     timm = import_timm(name)
     if network not in timm.list_models():
-        raise did_you_mean('network of timm', network, near_names(network, timm.list_models()))
+        raise did_you_mean('timm network', network, near_names(network, timm.list_models()))
     tags = [n.partition('.')[2] for n in timm.list_models(f'{network}.*', pretrained=True)]
     if tag not in tags:
-        raise did_you_mean(f'weights of timm/{network}', tag, tags)
+        raise did_you_mean(f'weights for timm/{network}', tag, tags)
     return timm.get_pretrained_cfg(f'{network}.{tag}')
 
 

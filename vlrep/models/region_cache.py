@@ -178,7 +178,7 @@ def cache_regions(
             return RegionCache(RegionStore(folder), mirrored)
         if folder.exists():
             if log:
-                log(f'the cached regions: {why}; made anew')
+                log(f'the cached regions: {why}; rebuilt')
             shutil.rmtree(folder)
         ways = (False, True) if mirrored else (False,)
         blocks = progress(frozen.in_blocks(ways), -(-len(dataset) // 64), 'images: regions')

@@ -228,7 +228,7 @@ def train_region_classifier(
     seed: int = 0,  # Determines the weights
     log: Callable = print,  # Called with the accuracy; None for no message
 ) -> RegionEncoder:  # A frozen encoder of boxes, with `region_probs` and the `names` of the classes
-    "Train a small backbone and classifier of boxes, or load them from the cache"
+    "Train a small backbone and a box classifier, or load them from the cache"
     known = _Known(dataset, plan.attributes)
 
     def train(new):

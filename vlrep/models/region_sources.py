@@ -99,7 +99,7 @@ def load_detector(
         score = 'roi_heads.box_predictor.cls_score.weight'
         state, _, before, _ = network_weights(weights, (score,))
         if before is None:
-            raise ValueError(f'{weights}: holds no Faster R-CNN: roi_heads.box_predictor is missing')
+            raise ValueError(f'{weights}: contains no Faster R-CNN: roi_heads.box_predictor is missing')
         check_weights(state, weights)
         net, names = _made(name, None, len(state[score]))
         try:

@@ -24,6 +24,6 @@ def split_weights(
 def own_resnet(
     name: str,  # As for `split_weights`
 ) -> str:  # One of `RESNETS`, or None
-    "Return this library's name of a ResNet, with or without the prefix of torchvision"
+    "Return this library's name for a ResNet, given with or without torchvision's prefix"
     network = split_weights(name)[0].removeprefix('torchvision/')
     return network if network in RESNETS else None

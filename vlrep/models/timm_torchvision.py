@@ -28,11 +28,11 @@ from .resnet_names import RESNETS, own_resnet, split_weights
 
 # %% ../../nbs/models/52_timm_torchvision.ipynb #07e2b260
 def _of_timm(name, size):
-    "Make a network of timm without its head, and a function that returns its grids, finest first"
+    "Make a timm network without its head, and a function that returns its grids, finest first"
     timm = import_timm(f'timm/{name}')
     names = timm.list_models()
     if name not in names:
-        raise did_you_mean('network of timm', name, near_names(name, names))
+        raise did_you_mean('timm network', name, near_names(name, names))
     # a Transformer has an embedding of each position, and a convolutional network has no argument `img_size`
     for view in (dict(img_size=size, dynamic_img_size=True), dict(img_size=size), {}):
         try:
@@ -42,7 +42,7 @@ def _of_timm(name, size):
             if not view:
                 raise
     if not hasattr(net, 'forward_intermediates'):
-        raise ValueError(f'--backbone timm/{name}: this network of timm does not give its intermediate grids')
+        raise ValueError(f'--backbone timm/{name}: this timm network does not give its intermediate grids')
     how = dict(intermediates_only=True, output_fmt='NCHW', norm=hasattr(net, 'norm'))  # the norm after the last block
     return net, lambda images: net.forward_intermediates(images, **how)
 
@@ -53,7 +53,7 @@ def _of_torchvision(name, size):
 
     names = tv.list_models()
     if name not in names:
-        raise did_you_mean('network of torchvision', name, near_names(name, names))
+        raise did_you_mean('torchvision network', name, near_names(name, names))
     net = tv.get_model(name, weights=None)
     check_features(net, name)
     nhwc = hasattr(net, 'permute')  # Swin: its stages return (b,h,w,c)
@@ -205,7 +205,7 @@ def _resnet(depth, width, weights, seed, hint, log):
     net = load_backbone(weights, log)
     d, w = backbone_shape(net.state_dict())
     if (d, w) != (depth, width):
-        raise ValueError(f'{weights}: holds a ResNet-{d} of width {w}, {hint(d, w)}')
+        raise ValueError(f'{weights}: contains a ResNet-{d} of width {w}, {hint(d, w)}')
     return net.train()
 
 

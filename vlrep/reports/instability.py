@@ -12,7 +12,7 @@ import math
 def learning_warning(
     rows: list,  # Rows from `read_log`: `step`, `train_loss`, `valid_loss`, which is None within an epoch
 ) -> dict:  # `kind`, `best`, `best_step`, `final`, `step` and `text`; None without a problem
-    "Detect problems of a training from its held-out loss"
+    "Detect problems of a training run from its held-out loss"
     ends = [r for r in rows if r.get('valid_loss') is not None]
     known = [r for r in ends if r['valid_loss'] == r['valid_loss']]  # without NaN
     if not known:

@@ -235,7 +235,7 @@ def _none(method, other):
 # %% ../../nbs/reports/25_reference.ipynb #fa8c4434
 def curve_bands(
     info: dict,  # recipe.json of a run
-    references: dict = None,  # Name -> reference, as from `gather_curves`; by default those of the run's method
+    references: dict = None,  # Name -> reference, as from `gather_curves`; by default for the run's method
 ) -> dict:  # 'training' and 'held out' -> (steps, lows, highs); {} if there is no reference
     "Look up the ranges in which the losses of a run are expected"
     nearest = _nearest(info, _entries(info['method']) if references is None else references)

@@ -628,7 +628,7 @@ def report(
     "Write the report of a run, or one report that compares several runs"
     tuned = [r for r in runs if 'finetune' in read_run_facts(r)]
     if tuned and (len(runs) > 1 or out is not None):
-        raise ValueError(f'{tuned[0]}: a fine-tuned run has a report page of its own, and stands in none with others')
+        raise ValueError(f'{tuned[0]}: a fine-tuned run has its own report and cannot share one with others')
     if tuned:
         path = resolve('vlrep.evaluation.finetune.report:write_task_report')(tuned[0])
     elif len(runs) == 1 and out is None:

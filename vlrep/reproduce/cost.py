@@ -109,7 +109,7 @@ _FORWARD = 1 / 3  # Fraction of the cost of a training step
 
 
 def _task_views(evaluation, size):
-    "Count the views of `size` pixels squared that cost as much as a fine-tuning"
+    "Count the views of `size` pixels squared that cost as much as a fine-tuning run"
     plan = planned_finetuning(evaluation).plan
     if not hasattr(plan, 'steps'):
         return evaluation.views * plan.epochs

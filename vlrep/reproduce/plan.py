@@ -300,7 +300,7 @@ class PlannedCommand:
 
     @property
     def tuning(self) -> str:
-        "Return the name of the evaluation if it is a fine-tuning, which has its own run folder, else ''"
+        "Return the evaluation's name if it is a fine-tuning run, which has its own run folder, else ''"
         return self.evaluation if self.kind == 'finetune' else ''
 
     def __str__(self):
@@ -380,7 +380,7 @@ def _pretrain(run, seed, places):
 
 
 def _finetuning_words(evaluation, places):
-    "Write the changes of a fine-tuning as arguments; a field that is false by default is an option without a value"
+    "Write the changes of a fine-tuning run as arguments; a field that is false by default is a flag"
     task = TASKS[evaluation.task]
     default = task.plan(evaluation.data or task.default_data(evaluation.root or None), evaluation.plan or None)
     flags = {k: v for k, v in evaluation.options.items() if getattr(default, k, None) is False}

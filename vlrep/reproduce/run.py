@@ -95,7 +95,7 @@ def run_plan(
         head = f'{i}/{len(commands)} {command.name}: '
         if command_state(plan, command) == 'other':
             recipe = other_recipe(plan, command.run, command.makes, command.tuning)
-            failed[command.name] = f'{command.makes} holds a run of a different plan ({recipe}): give another --out'
+            failed[command.name] = f'{command.makes} contains a run of a different plan ({recipe}): give another --out'
             log(f'{head}left out, {failed[command.name]}')
             continue
         words = _words(plan, command, places)

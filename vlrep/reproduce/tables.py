@@ -79,7 +79,7 @@ def _planned_state(plan, run, folder, evaluation=''):
 
 
 def _same_place(root, evaluation):
-    "Tell whether a recorded folder is that of an evaluation, wherever the data are now"
+    "Tell whether a recorded folder belongs to an evaluation, wherever the data are now"
     return str(Path(root or '').as_posix()).endswith(evaluation.root)
 
 

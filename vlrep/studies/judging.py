@@ -96,8 +96,8 @@ def _floor_score(study, lines, comparison, run):
 
 # %% ../../nbs/studies/36_judging.ipynb #1344f984
 def unstable_run(
-    line: dict,  # A run or a fine-tuning
-) -> str:  # '' for a training without problems
+    line: dict,  # A pretraining or fine-tuning run
+) -> str:  # '' for a training run without problems
     "Describe the problems in the training of a line"
     if line['kind'] == 'diverged':
         return line['error']
@@ -164,7 +164,7 @@ def _grid(study, c, name):
 
 
 def _diverged(lines, c, name):
-    "Return the rates at which a side diverged; those of the fine-tuning if the comparison is about one"
+    "Return the rates at which a side diverged; those of fine-tuning if the comparison is about one"
     job = dict(task=None) | _fine_tuning_of(c)
     return {l['rate'] for l in matching(lines, kind='diverged', variant=name, **job)}
 
@@ -209,7 +209,7 @@ def _missing(study, c, name, by_rate, lines):
 
 
 def _missing_floors(study, c, names, runs, lines):
-    "List the missing fine-tunings without the image that the floor of a comparison needs"
+    "List the missing fine-tuning runs without the image that the floor of a comparison needs"
     if c.table not in MODES or c.table == 'text_only':
         return []
     task = _fine_tuning_of(c)['task']
@@ -349,7 +349,7 @@ def _has_answer(line, c):
 
 
 def _fine_tuning_of(c):
-    "Return `task` and `mode` of the fine-tuning in a comparison; {} for a comparison of runs"
+    "Return `task` and `mode` of the fine-tuning runs in a comparison; {} for a comparison of runs"
     if c.table not in TASK_TABLES:
         return {}
     return dict(task=c.question.split(',')[0], mode='full' if c.table == 'drift' else c.table)
@@ -370,13 +370,13 @@ def _reason(lines, variant, seed, c, *, rate):
 def unstable_partner(
     line: dict,  # A run
     name: str,  # Name of a baseline in its table, such as supervised
-) -> str:  # '' for a training without problems, or no training
+) -> str:  # '' for a training run without problems, or none
     "Describe the problems in the training of a baseline"
     return unstable_text((line['numbers'].get('warnings') or {}).get(name), 0)
 
 
 def _warnings(study, c, runs, lines):
-    "Map each side of a comparison to warnings about the trainings it relies on: its own, its source's, a baseline's"
+    "Map each side of a comparison to warnings about the runs it relies on: its own, its source's, a baseline's"
     found = {}
     for name in (c.treatment, c.control):
         if name not in runs:

@@ -80,7 +80,7 @@ def study_head(
     except ValueError:
         raise ValueError(f'{path}, line 1: damaged') from None
     if not isinstance(head, dict) or head.get('kind') != 'study':
-        raise ValueError(f'{path}, line 1: holds no study')
+        raise ValueError(f'{path}, line 1: contains no study')
     return check_types(head, _HEAD, f'{path}, line 1', ('table',))
 
 
@@ -194,9 +194,9 @@ def runs_by_rate(
     study: Study,  # The study, for its seeds
     lines: list,  # Lines of its file
     variant: str,  # The name of a variant
-    **keys,  # For fine-tunings: `task` and `mode`
+    **keys,  # For fine-tuning runs: `task` and `mode`
 ) -> dict:  # Number of the rate, ascending -> its runs by seed; only finished ones
-    "Group the runs of a variant, or its fine-tunings, by their learning rates"
+    "Group the runs of a variant, or its fine-tuning runs, by their learning rates"
     kind = 'task' if keys else 'run'
     got = [l for l in matching(lines, kind=kind, variant=variant, **keys) if l['seed'] in study.seeds]
     by = {r: sorted((l for l in got if l['rate'] == r), key=lambda l: l['seed']) for r in {l['rate'] for l in got}}
@@ -229,9 +229,9 @@ def best_runs(
 
 def with_tasks(
     run: dict,  # Line of a run
-    tasks: list,  # Lines of its fine-tunings
+    tasks: list,  # Lines of its fine-tuning runs
 ) -> dict:  # The run
-    "Add the tables of a run's fine-tunings and its held-out loss to its numbers"
+    "Add the held-out loss and the tables of its fine-tuning runs to a run's numbers"
     more = {k: [] for k in TASK_TABLES}
     for l in tasks:
         for k in more.keys() & l['numbers'].keys():
@@ -257,7 +257,7 @@ def runs_by_variant(
     study: Study,  # The study, for its variants and seeds
     lines: list,  # Lines of its file
 ) -> dict:  # Name of a variant -> its runs at the best rate, by seed
-    "Collect the runs of each variant at its best rate, with their fine-tunings, each at its best rate"
+    "Collect the runs of each variant at its best rate, with their fine-tuning runs, each at its best rate"
     out = {}
     for a in study.variants:
         by_job = [runs_by_rate(study, lines, a.name, task=t, mode=m) for t, m in study.jobs(a)]
@@ -268,7 +268,7 @@ def runs_by_variant(
 
 # %% ../../nbs/studies/33_lines.ipynb #9334dd17
 def line_name(
-    line: dict,  # A run or a fine-tuning, finished or diverged
+    line: dict,  # A pretraining or fine-tuning run, finished or diverged
 ) -> str:
     "Name a line by variant, seed, task and rate"
     task = f', {line["task"]} {line["mode"]}' if 'task' in line else ''
@@ -277,7 +277,7 @@ def line_name(
 
 
 def mixed_facts(
-    lines: list,  # Runs and fine-tunings, with `facts`, `variant` and `seed`
+    lines: list,  # Runs and fine-tuning runs, with `facts`, `variant` and `seed`
 ) -> list:  # Sentences; none if all lines have the same facts
     "Say which facts differ between the lines of a study, although they should be the same"
     by = {}

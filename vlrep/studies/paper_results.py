@@ -35,7 +35,7 @@ from vlrep.studies.report import (
 def stored_study(
     name: str,  # Name of NAME.toml, and of NAME.jsonl if it was run
     folder: FilePath = 'data/studies',  # Folder of both
-) -> tuple:  # The study as it was run, or else as planned; its lines, none if it was not run
+) -> tuple:  # The study as run, or else as planned; its lines, none if it was not run
     "Read a study and its stored results, with comparisons and margin of the current NAME.toml and notes on changes"
     file = Path(folder) / f'{name}.toml'
     path = Path(folder) / f'{name}.jsonl'
@@ -118,7 +118,7 @@ def verdict_text(
 def score_text(
     study: Study,  # A study
     lines: list,  # Its stored lines
-    table: str = 'table',  # Which table of its runs, as for `score_rows`; or one of `MODES`, for fine-tunings
+    table: str = 'table',  # Which table of its runs, as for `score_rows`; or one of `MODES`, for fine-tuning runs
 ) -> str:
     "Format the mean scores of each variant as Markdown: a row for each variant"
     if table in MODES:

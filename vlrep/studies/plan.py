@@ -206,7 +206,7 @@ class Study:
         self,
         variant: Variant,  # One of `variants`
     ) -> list:
-        "List task and mode of each fine-tuning of a variant's run"
+        "List the task and mode of each fine-tuning run of a variant"
         f = self.finetune
         if not f:
             return []
@@ -354,7 +354,7 @@ def quick_table(
 def change_texts(
     changes: dict,  # Field -> value
 ) -> list:  # Texts field=value, as for `resolve_options`
-    "Write changes as they are written at the shell"
+    "Format changes as on the command line"
 
     def text(v):
         return str(v).lower() if isinstance(v, bool) else ','.join(map(str, v)) if isinstance(v, list) else v

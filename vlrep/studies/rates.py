@@ -35,7 +35,7 @@ def choose_rates(
     control: np.ndarray,  # Scores of the other variant, at the same rates
     common: np.ndarray,  # True for the rates at which both can be compared (r)
 ) -> tuple:  # Index of the rate of each (...)
-    "Choose the best rate of each variant; if a common rate is tied with the best of both, choose that one"
+    "Choose the best rate of each variant; prefer a common rate if it is tied with the best rates of both"
     means = [x.mean(-1) for x in (treatment, control)]
     shape = (-1, *[1] * (treatment.ndim - 2))
     tied = tied_with_best(treatment) & tied_with_best(control) & common.reshape(shape)
@@ -125,7 +125,7 @@ def study_precision(
 def unstable_text(
     warning: dict,  # From `learning_warning`
     skipped: int,  # Steps whose loss or gradient was not finite
-) -> str:  # '' for a training without problems
-    "Write warnings about a training"
+) -> str:  # '' for a training run without problems
+    "Write warnings about a training run"
     texts = [warning['text']] if warning else []
     return '; '.join(texts + ([f'{skipped} step{("s" if skipped > 1 else "")} not finite'] if skipped else []))

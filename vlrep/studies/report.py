@@ -41,7 +41,7 @@ from .plan import MODES, Study, change_texts, questions_of, quick_table, rate_va
 
 # %% ../../nbs/studies/40_report.ipynb #da32f8de
 def _spread_of(v, digits=1):
-    "Mean (lowest to highest) of some numbers"
+    "Format numbers as mean (lowest to highest)"
     if not v:
         return '–'
     few = f'{min(v):.{digits}f} to {max(v):.{digits}f}'
@@ -136,7 +136,7 @@ def score_rows(
 
 # %% ../../nbs/studies/40_report.ipynb #ff33a2df
 def _cell(rows):
-    "Mean and half of the 95 % interval over seeds and test scenes, and the number of seeds; `rows`: one per seed"
+    "Return mean, half of the 95 % interval over seeds and test scenes, and number of seeds; `rows`: one per seed"
     if not rows:
         return 'not run'
     mean, half = _mean_and_half(rows)
@@ -144,7 +144,7 @@ def _cell(rows):
 
 
 def _mean_and_half(rows):
-    "Mean of a score and half of its 95 % interval, over seeds and test scenes; for one seed over scenes"
+    "Compute a score's mean and half its 95 % interval, over seeds and test scenes; for one seed over scenes"
     values = [r['value'] for r in rows]
     draws = [r['draws'] for r in rows]
     if len(rows) == 1:
@@ -246,8 +246,8 @@ def cost_rows(
         if study.finetune:
             tasks = matching(lines, kind='task', variant=a)
             more = {
-                'fine-tunings': str(len(tasks)),
-                'all fine-tunings': _seconds(sum(sum(l['seconds'].values()) for l in tasks)),
+                'fine-tuning runs': str(len(tasks)),
+                'all fine-tuning runs': _seconds(sum(sum(l['seconds'].values()) for l in tasks)),
             }
         out.append(
             {
@@ -390,10 +390,10 @@ def task_count(
     study: Study,  # A study with `finetune`
     lines: list,  # Lines of its file
 ) -> str:
-    "Say how many of the fine-tunings planned in a study's file exist, and how many at added rates"
+    "Say how many of the fine-tuning runs planned in a study's file exist, and how many at added rates"
     rates = dict.fromkeys((a.name for a in study.variants), len(study.finetune.grid))
     planned = sum(len(study.jobs(a)) * rates[a.name] for a in study.variants)
-    return _count_text(study, lines, 'task', 'fine-tunings', rates, planned)
+    return _count_text(study, lines, 'task', 'fine-tuning runs', rates, planned)
 
 
 def _count_text(study, lines, kind, what, rates, planned):

@@ -305,7 +305,7 @@ class StudyFolder:
                 self.head['first'] = first
             if was.name != self.study.name:
                 raise ValueError(
-                    f'{path}: holds the study {was.name!r}, and {file} is {self.study.name!r}: choose another --out'
+                    f'{path}: contains the study {was.name!r}, and {file} is {self.study.name!r}: choose another --out'
                 )
         elif existing := [p for part in ('runs', 'tasks') for p in sorted((self.path / part).glob('*/*.json'))]:
             raise ValueError(
@@ -414,7 +414,7 @@ def _source(folder, variant, seed):
 
 # %% ../../nbs/studies/60_runs.ipynb #834bbe42
 def _finished(folder, job, log):
-    "Add the line of a run or a fine-tuning that has ended"
+    "Add the line of a pretraining or fine-tuning run that has ended"
     begun = folder.find(kind='begun', **_keys(job))[0]
     folder.lines.remove(begun)
     facts = {
@@ -455,12 +455,12 @@ def _run_line(job):
 
 
 def _begin(folder, kind, name, line, *, source):
-    "Note that a run or a fine-tuning has begun, unless this is noted; return its job, in plain values"
+    "Note that a pretraining or fine-tuning run has begun, unless this is noted; return its job, in plain values"
     path = folder.path / f'{kind}s' / name
     if not folder.find(kind='begun', **_keys(line)):
         if (path / 'recipe.json').exists():
             raise ValueError(
-                f'{path}: holds a run of which {folder.path / "study.jsonl"} has no line: were some '
+                f'{path}: contains a run of which {folder.path / "study.jsonl"} has no line: were some '
                 f'removed? Put them back, move the run away, or choose another --out'
             )
         shutil.rmtree(path, ignore_errors=True)  # the remains are not a run
@@ -479,7 +479,7 @@ def _begin(folder, kind, name, line, *, source):
 
 
 def _keys(line):
-    "Return the fields that identify a run or a fine-tuning"
+    "Return the fields that identify a pretraining or fine-tuning run"
     return dict(task=None) | {k: line[k] for k in ('variant', 'seed', 'rate', 'task', 'mode') if k in line}
 
 # %% ../../nbs/studies/60_runs.ipynb #06bd45a9
@@ -571,7 +571,7 @@ def _task_of(folder, variant, run, task, mode, *, rate):
 def run_study(
     file: FilePath,  # A TOML file, see `read_study`
     out: FilePath,  # Folder of the study; an interrupted study is resumed
-    jobs: int = 1,  # Trainings at a time, each with one thread
+    jobs: int = 1,  # Training runs at a time, each with one thread
     mix: bool = False,  # Continue although lines were made with different code, versions or processors?
     log: callable = print,  # Called with lines about the progress
     *,
@@ -621,7 +621,7 @@ def recorded_speed(
             after = max(sum(l['seconds'].values()) - train, 0)
             got.setdefault(l['method'], []).append((train / max(n['views'], 1), after))
     if not got:
-        raise ValueError(f'--recorded {folder}: holds no finished runs')
+        raise ValueError(f'--recorded {folder}: contains no finished runs')
     return {m: tuple(np.mean(v, 0)) for m, v in got.items()}
 
 
@@ -652,7 +652,7 @@ def _mode_fields(plan):
 def recorded_tasks(
     folder: FilePath,  # A folder of run folders, at any depth
 ) -> dict:  # (method, task, *fields of the plan that determine the mode) -> seconds
-    "Return mean times of finished fine-tunings"
+    "Return mean times of finished fine-tuning runs"
     got = {}
     for f, l in _recorded(folder):
         if 'task' in l:
@@ -686,7 +686,7 @@ def _planned_runs(study, speed, jobs):
 
 
 def _planned_tasks(study, recorded, jobs):
-    "Count the fine-tunings of each variant; equivalent variants are timed once"
+    "Count the fine-tuning runs of each variant; equivalent variants are timed once"
     known = recorded_tasks(recorded) if recorded else {}
     rates = len(study.finetune.grid)
     planned = []
@@ -701,7 +701,7 @@ def _planned_tasks(study, recorded, jobs):
             seconds += took or timed[alike, t, m]
         n = len(study.seeds) * rates * len(study.jobs(a))
         hours = len(study.seeds) * rates * seconds / 3600 / jobs
-        row = [a.name, f'{n} fine-tunings', f'{rates} rates', f'{hours:.2g} h at most']
+        row = [a.name, f'{n} fine-tuning runs', f'{rates} rates', f'{hours:.2g} h at most']
         planned.append(dict(row=row, runs=0, views=0, hours=hours, tasks=n))
     return planned
 
@@ -709,12 +709,12 @@ def _planned_tasks(study, recorded, jobs):
 def plan_study(
     study: Study,  # The study
     recorded: FilePath = None,  # Folder of finished runs to take times from; variants of other methods are timed
-    jobs: int = 1,  # Number of trainings at a time
+    jobs: int = 1,  # Number of training runs at a time
     *,
     log: callable = print,  # Called with each line
     root: FilePath = None,  # Folder of the files of its data, if not that in the study's file
 ) -> dict:  # Folder of the data's files, if not that in the study's file
-    "Count the trainings and image views of a study, and estimate how many hours they take"
+    "Count the training runs and image views of a study, and estimate how many hours they take"
     study = with_root(study, root)
     known = recorded_speed(recorded) if recorded else {}
     timed = {}  # equivalent variants are timed once
@@ -732,7 +732,7 @@ def plan_study(
     for p in planned:
         log('  '.join(c.ljust(w) for c, w in zip(p['row'], wide)).rstrip())
     out = {k: sum(p[k] for p in planned) for k in ('runs', 'views', 'hours', 'tasks')}
-    tasks_text = f', {out["tasks"]} fine-tunings' if study.finetune else ''
+    tasks_text = f', {out["tasks"]} fine-tuning runs' if study.finetune else ''
     log(
         f'together      {out["runs"]} runs, {out["views"]:,} image views{tasks_text}, about {out["hours"]:.2g} hours '
         f'with {jobs} at a time; added rates come on top'

@@ -27,10 +27,10 @@ from ..training.run_folder import open_run_folder
 
 # %% ../../nbs/studies/50_tasks.ipynb #4e17760d
 def task_trouble(
-    rows: list,  # Rows of a fine-tuning's log, from `read_log`
+    rows: list,  # Rows of a fine-tuning run's log, from `read_log`
     skipped: int,  # Steps whose loss or gradient was not finite
-) -> str:  # '' for a training without problems
-    "Write warnings about a fine-tuning; a rising held-out loss is not one, since a score chooses the checkpoint"
+) -> str:  # '' for a training run without problems
+    "Write warnings about a fine-tuning run; a rising held-out loss is not one, since a score chooses the checkpoint"
     problems = []
     first = rows[0]['train_loss']
     last = rows[-1]['train_loss']
@@ -74,7 +74,7 @@ def task_line(
     study: Study,  # A study with `finetune`
     job: dict,  # A finished job, as for `train_task`
 ) -> dict:  # `method`, `numbers`: mode and drift -> rows, `seconds`, `unstable`, `curve`
-    "Collect the result of a fine-tuning, from its run folder and that of the pretrained run"
+    "Collect the result of a fine-tuning run, from its run folder and that of the pretrained run"
     run = open_run_folder(job['folder'])
     line = last_result(run.path)
     task = job['task']
@@ -101,7 +101,7 @@ def task_line(
 
 # %% ../../nbs/studies/50_tasks.ipynb #d0ea9fe8
 def _task_seconds(study, source, task, mode, folder):
-    "Seconds of a fine-tuning with the planned number of steps"
+    "Seconds of a fine-tuning run with the planned number of steps"
     plan, sizes, changes = task_plan(study, task, mode)
     task_steps = getattr(TASKS[task], 'steps', None)  # if the plan has epochs instead
     few = dict(epochs=2) if task_steps else dict(steps=6, warmup=1, every=3)
@@ -125,8 +125,8 @@ def _task_seconds(study, source, task, mode, folder):
 def measured_task_speed(
     study: Study,  # A study with `finetune`
     variant: Variant,  # One of its variants
-) -> dict:  # (task, mode) -> seconds of a fine-tuning, at most
-    "Measure the time of a run's fine-tunings on this machine, with one thread"
+) -> dict:  # (task, mode) -> seconds of a fine-tuning run, at most
+    "Measure the time of fine-tuning a run on this machine, with one thread"
     recipe, options = variant_recipe(study, variant)
     few = dict(
         steps=0,

@@ -113,7 +113,7 @@ class DDPTraining(BaseCallback):
 def leave_process_group(
     learn: BatchLearner,  # A learner trained by several processes
 ) -> None:
-    "Leave the process group; from then on `learn` is that of a single process"
+    "Leave the process group; from then on `learn` works in a single process"
     if learn.dist.world_size == 1:
         return
     # the main process may host the store, from which the others might still read

@@ -82,7 +82,7 @@ _PATIENCE = 5.0  # Seconds after a signal to wait for the next batch from the wo
 class StopOnSignal(BaseCallback):
     """Save after the batch in which a signal arrives, and end the fit with `TrainingInterrupted`
 
-    All processes stop after the same step, the first before whose batch one of them had received a signal
+    All processes stop after the same step: the first step whose batch comes after a signal to any of them
     """
 
     order = 95

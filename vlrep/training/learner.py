@@ -396,7 +396,7 @@ class BatchSlice:
 
 
 class StopAtStep(BaseCallback):
-    "Train to exactly `batches` training batches, counted from the first fit"
+    "Stop after exactly `batches` training batches, counted from the first fit"
 
     name = 'stop_at'
     order = -8
@@ -462,7 +462,7 @@ def before_fit(self: TrainState) -> None:
 
 @patch
 def before_train(self: TrainState) -> None:
-    "In fastai's fits, start each epoch with its own order of the data"
+    "Start each epoch of fastai's fits with its own order of the data"
     per = len(self.dls.train)
     if not by_steps(self.learn) and hasattr(self.dls.train, 'seek'):
         self.dls.train.seek(-(-self.batch // per))
@@ -845,7 +845,7 @@ def load_training_state(
     """
     lost = {'optimiser', 'moved', 'callbacks', 'grads'} - set(state)
     if lost:
-        raise ValueError(f'not the state of a training: {", ".join(sorted(lost))} missing')
+        raise ValueError(f'not a training state: {", ".join(sorted(lost))} missing')
     here = {cb.name: cb for cb in learn.cbs if isinstance(cb, StatefulCallback)}
     callbacks = state['callbacks']
     if not learn.dist.is_main:

@@ -84,12 +84,12 @@ def _load(learn, run, folder):
     w = load_weights(folder / 'model.safetensors')
     state = read_pickle(folder / 'state.pt')
     if not isinstance(state, dict) or 'training' not in state:
-        raise ValueError(f'{folder / "state.pt"}: holds no state of a training')
+        raise ValueError(f'{folder / "state.pt"}: contains no training state')
     try:
         learn.model.load_state_dict(w)
     except RuntimeError as e:
         raise ValueError(
-            f'{folder / "model.safetensors"}: the weights of another model ({" ".join(str(e).split())[:200]})'
+            f'{folder / "model.safetensors"}: the weights of a different model ({" ".join(str(e).split())[:200]})'
         ) from None
     if learn.dist.is_main and not run.saved():
         # the process was killed in its first save, whose state is that of the best checkpoint

@@ -213,7 +213,7 @@ def create(
     try:
         existing = [p for p in _PARTS if (self / p).exists()]
         if existing:
-            raise ValueError(f'{path}: holds a run already ({", ".join(existing)}): choose another folder')
+            raise ValueError(f'{path}: already contains a run ({", ".join(existing)}): choose another folder')
         recipe = asdict(recipe) if is_dataclass(recipe) else dict(recipe)
         facts = dict(format=FORMAT, method=method, recipe=recipe, data=data, seed=seed, precision=precision)
         self._write({**facts, 'threads': torch.get_num_threads(), 'versions': versions(), **more})
@@ -302,7 +302,7 @@ def checkpoint(
         folder = self / 'best'
     elif which == 'last':
         if not steps:
-            raise ValueError(f'{self / "steps"}: holds no checkpoint{instead}')
+            raise ValueError(f'{self / "steps"}: contains no checkpoint{instead}')
         folder = self / f'steps/{steps[-1]:06d}'
     elif str(which).isdecimal():
         folder = self / f'steps/{int(which):06d}'
@@ -333,7 +333,7 @@ def start(
         if which == 'last' or str(self.state('best')['step']) == str(which):
             return self.checkpoint('best')
     except ValueError as e:
-        anew = 'remove the folder and begin again' if 'finetune' in self.info else '--at 0 begins the run anew'
+        anew = 'remove the folder and start again' if 'finetune' in self.info else '--at 0 restarts the run'
         raise ValueError(f'{e}; it is the only checkpoint: {anew}') from None
     return self.checkpoint(which)
 
@@ -356,7 +356,7 @@ def state(
     folder = self.checkpoint(which)
     if not (folder / 'state.pt').exists():
         raise ValueError(
-            f'{folder}: holds weights alone, and no state of a training: begin another run from them '
+            f'{folder}: contains only weights, without a training state: start a new run from them '
             f'(--weights {self.path})'
         )
     return read_pickle(folder / 'state.pt')

@@ -120,7 +120,7 @@ def exclude_test_photos(
     if len(rows) < 2 or not all(remaining.values()):
         raise ValueError(
             f'of the {len(listed):,} test photos of the run, {gone:,} are missing and {changed:,} have '
-            f'changed: too few remain; restore the data, or begin another run'
+            f'changed: too few remain; restore the data, or start a new run'
         )
     log(
         f'the data has changed: {len(rows):,} of the {len(listed):,} test photos of the run are used, no other photo '

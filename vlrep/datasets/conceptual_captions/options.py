@@ -6,7 +6,7 @@
 __all__ = []
 
 # %% ../../../nbs/datasets/conceptual_captions/10_options.ipynb #1a4f03b4
-import vlrep.datasets.options  # noqa: F401, so that these are listed behind them
+import vlrep.datasets.options  # noqa: F401, so that these are listed after them
 from ..base import DATASETS, DatasetBuilder
 
 # %% ../../../nbs/datasets/conceptual_captions/10_options.ipynb #e6729294

@@ -20,7 +20,7 @@ def read_coco_detection(
     *,
     max_corrupt: int | float | str = None,  # How many images may be missing and annotations wrong, see `detection_set`
 ) -> DetectionSet:  # Images in the order of the file
-    "Read the objects of COCO's photos; a `ValueError` names what is missing or wrong"
+    "Read the objects in COCO's photos; a `ValueError` names what is missing or wrong"
     file = f'instances_{split}.json'
     path = find_place(root, (f'annotations/{file}', file), f'objects of {split}')
     folder = find_place(root, (split, f'images/{split}'), f'images of {split}')

@@ -208,7 +208,7 @@ def _checked_images(data, source, folder, max_corrupt):
     for r in rows:
         r['file_name'] = name = photo_name(r['file_name'], folder)
         if name in seen or not all(1 <= r[side] < 1e6 for side in ('width', 'height')):
-            what = 'is there twice' if name in seen else f'has {brief(r["width"])} x {brief(r["height"])} pixels'
+            what = 'appears twice' if name in seen else f'has {brief(r["width"])} x {brief(r["height"])} pixels'
             raise ValueError(f'{source}, image {r["id"]}: the file {name} {what}')
         seen.add(name)
     if not rows:
@@ -223,7 +223,7 @@ def _checked_categories(data, source):
     names = [r['name'] for r in rows]
     twice = sorted(n for n in set(names) if names.count(n) > 1)
     if twice or not names:
-        raise ValueError(f'{source}: categories: ' + (f'{twice[0]!r} is there twice' if twice else 'there are none'))
+        raise ValueError(f'{source}: categories: ' + (f'{twice[0]!r} appears twice' if twice else 'there are none'))
     return rows
 
 

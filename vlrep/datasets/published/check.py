@@ -78,7 +78,7 @@ def _counted(counts, paths, photos):
 
 # %% ../../../nbs/datasets/published/20_check.ipynb #942d863f
 def _size(path):
-    "Size of a file in bytes; -1 if it does not exist, as behind a broken link"
+    "Size of a file in bytes; -1 if it does not exist, as for a broken link"
     try:
         return os.stat(path).st_size
     except OSError:

@@ -158,7 +158,7 @@ _COCO = dict(
             _photos('photos', ('val2014', 'val2017'), (_LEARN_KARPATHY, _TEST_KARPATHY), (40_504, 5_000)),
         ),
         'The archive also has `dataset_flickr8k.json` and `dataset_flickr30k.json`, which belong into the folders of '
-        'these. The photos are those of COCO, of 2014 or of 2017.',
+        'these. The photos come from COCO 2014 or 2017.',
     ),
 )
 
@@ -592,7 +592,7 @@ _TASKS = dict(
             _vqa_photos('val2014', 40_504),
             _vqa_photos('test2015', 81_434, optional=True),
         ),
-        'The photos are those of COCO 2014: a link to its folders is enough.',
+        'The photos come from COCO 2014: a link to its folders is enough.',
     ),
     vizwiz=PublishedData(
         'VizWiz',

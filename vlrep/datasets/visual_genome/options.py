@@ -6,7 +6,7 @@
 __all__ = []
 
 # %% ../../../nbs/datasets/visual_genome/10_options.ipynb #9873c5c7
-import vlrep.datasets.options  # noqa: F401, so that these are listed behind them
+import vlrep.datasets.options  # noqa: F401, so that these are listed after them
 from ..base import DATASETS, DatasetBuilder
 
 # %% ../../../nbs/datasets/visual_genome/10_options.ipynb #99bc678b

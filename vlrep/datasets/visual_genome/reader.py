@@ -41,7 +41,7 @@ def read_visual_genome(
         name = f'{image["id"]}.jpg'
         name = place.get(name, f'{_FOLDERS[0]}/{name}')
         if name in phrases:
-            raise ValueError(f'{path}, [{i}]: the image {image["id"]} is there twice')
+            raise ValueError(f'{path}, [{i}]: the image {image["id"]} appears twice')
         phrases[name] = []
         for k, region in enumerate(image['regions']):
             problem = row_problem(region, dict(phrase=str))

@@ -11,7 +11,7 @@ import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
-import vlrep.datasets.options  # noqa: F401, so that these are listed behind them
+import vlrep.datasets.options  # noqa: F401, so that these are listed after them
 from ...core.fields import Int, UnitInterval
 from ...core.files import FilePath
 from ..base import DATASETS, DatasetBuilder, PhotoOptions

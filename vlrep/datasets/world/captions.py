@@ -105,7 +105,7 @@ def _entries(category):
 
 @lru_cache(None)
 def _names(category, variant, size):
-    "Names that are true of an object of this variant and size (None: mixed), as often as their weight"
+    "List names that fit an object of this variant and size (None: mixed), as often as their weight"
     return tuple(w for w, v, s, n in _entries(category) if v in (None, variant) and s in (None, size) for _ in range(n))
 
 

@@ -427,7 +427,7 @@ def world(
     annotations, captions, more = (TextBuffer.load(folder / f'{name}.npz') for name in _TEXTS)
     with np.load(folder / 'labels.npz') as z:
         labels = {k: z[k] for k in z.files}
-    again = 'begin again, and it will be drawn anew'
+    again = 'start again, and it will be drawn again'
     px = {p: ArrayFile(folder / f'{p}.npy', hint=again) for p in _pixels(with_)}
     images = px.pop('images')
     first = _prefix(split, shifted)

@@ -179,7 +179,7 @@ def hidden_fraction(
     a: tuple,  # Box x0 y0 x1 y1
     b: tuple,  # A second box
 ) -> float:  # 0: apart, 1: one inside the other
-    "Fraction of the smaller box that the other covers"
+    "Compute the fraction of the smaller box that the other covers"
     w = min(a[2], b[2]) - max(a[0], b[0])
     h = min(a[3], b[3]) - max(a[1], b[1])
     if w <= 0 or h <= 0:

@@ -14,7 +14,7 @@ from ..base import DATASETS, DatasetBuilder, PartSeed
 # %% ../../../nbs/datasets/world/02_options.ipynb #7e38d684
 @dataclass(frozen=True)
 class WorldOptions:
-    "Options of the world: how many scenes each part of the job sees"
+    "Options of the synthetic world: how many scenes each split has"
 
     scenes: Int(16, 10**8) = 10_000  # Training scenes
     valid: Int(4, 10**6) = 500  # Held-out scenes, used to choose the checkpoint

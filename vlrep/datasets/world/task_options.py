@@ -13,7 +13,7 @@ from ...core.fields import Int
 # %% ../../../nbs/datasets/world/65_task_options.ipynb #3fa79943
 @dataclass(frozen=True)
 class WorldTaskOptions:
-    "Options of a task on the world: how many scenes its parts have"
+    "Options of a task on the synthetic world: how many scenes its splits have"
 
     scenes: Int(4, 10**7) = 2000  # Training scenes
     valid: Int(4, 10**6) = 400  # Held-out scenes, used to choose the checkpoint
@@ -22,7 +22,7 @@ class WorldTaskOptions:
 # %% ../../../nbs/datasets/world/65_task_options.ipynb #8c5ef143
 @dataclass(frozen=True)
 class WorldDetectionOptions:
-    "Options of detection on the world: how many scenes its parts have, and their size"
+    "Options of detection on the synthetic world: how many scenes its splits have, and their size"
 
     scenes: Int(4, 10**7) = 1000  # Training scenes
     valid: Int(4, 10**6) = 200  # Held-out scenes, for example to choose a learning rate

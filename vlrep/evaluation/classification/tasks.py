@@ -15,7 +15,7 @@ from ..finetune.plan import TASKS, TaskSource, TransferTask
 # %% ../../../nbs/evaluation/classification/10_tasks.ipynb #05a8ca40
 @dataclass(frozen=True)
 class ClassificationPlan:
-    "The hyperparameters of fine-tuning a classifier of images"
+    "The hyperparameters of fine-tuning an image classifier"
 
     epochs: Int(1, 10**6) = 100  # Epochs of training (VirTex sec. 4.3)
     bs: Int(1, 10**6) = 256  # Images per step (VirTex sec. 4.3)

@@ -131,7 +131,7 @@ def classifier_learner(
     cbs: list | tuple = (),  # Additional callbacks
     log: Callable = print,  # Called with messages about the progress
 ) -> BatchLearner:  # For `fit_task`
-    "Build fastai's Learner for a classifier, with the callbacks of the other trainings"
+    "Build fastai's Learner for a classifier, with the callbacks of all training runs"
     dist = current_dist()
     several = dict(rank=dist.rank, world_size=dist.world_size, device=dist.device) if dist.world_size > 1 else {}
     j = plan.jitter

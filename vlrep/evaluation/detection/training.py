@@ -126,7 +126,7 @@ def detection_learner(
     cbs: list | tuple = (),  # Additional callbacks
     log: Callable = print,  # Not used
 ) -> BatchLearner:  # For `fit_steps`
-    "Build fastai's Learner for a detector, with the callbacks of the other trainings"
+    "Build fastai's Learner for a detector, with the callbacks of all training runs"
     dist = current_dist()
     several = dict(rank=dist.rank, world_size=dist.world_size, device=dist.device) if dist.world_size > 1 else {}
     loader = StatefulLoader(

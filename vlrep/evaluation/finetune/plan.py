@@ -15,7 +15,7 @@ from ...core.registry import Lazy, Registry, did_you_mean
 # %% ../../../nbs/evaluation/finetune/10_plan.ipynb #6a742b64
 @dataclass(frozen=True)
 class FinetunePlan:
-    "The hyperparameters of a fine-tuning"
+    "The hyperparameters of a fine-tuning run"
 
     steps: Int(1, 10**8) = 60_000  # Number of optimiser steps (released configurations: 60,000)
     bs: Int(1, 10**6) = 480  # Examples per step (released configurations: 480)
@@ -110,7 +110,7 @@ class Task:
     def plan(
         self,
         data: str,  # As for --data
-        name: str = None,  # One of the task's `plans`, as for --plan; by default that of `data`
+        name: str = None,  # One of the task's `plans`, as for --plan; by default the data's
     ) -> object:  # A frozen dataclass of hyperparameters
         "Return the hyperparameters of a plan; a `ValueError` suggests the nearest name"
         if name is not None and name not in self.plans:

@@ -38,7 +38,7 @@ def decide_all(
     examples: TaskDataset,  # With `classes`
     collate: TaskCollator,  # As in training
     *,
-    size: int = None,  # Side of the views in pixels; by default that of the images
+    size: int = None,  # Side of the views in pixels; by default the images'
     bs: int = 256,  # Batch size
     text_only: bool = False,  # Ignore the image?
 ) -> np.ndarray:  # As from `task.decide`

@@ -278,7 +278,7 @@ def task_learner(
     sync_bn: bool = False,  # With several processes: BatchNorm over the images of all processes?
     cbs: list | tuple = (),  # Additional callbacks
 ) -> BatchLearner:  # For `fit_task`; `learn.save_run.history` has step, loss and score of each evaluation
-    "Build fastai's Learner that evaluates and saves after each round, with the callbacks of the other trainings"
+    "Build fastai's Learner that evaluates and saves after each round, with the callbacks of all training runs"
     dist = current_dist()
     dls.loaders[0] = MicroBatchLoader(FixedLengthEpochs(dls.train, every), accumulate)
     rules = [
@@ -302,7 +302,7 @@ def finetune_learner(
     collate: TaskCollator,  # Collates texts, targets and regions
     plan: FinetunePlan,  # The hyperparameters
     *,
-    size: int = None,  # Side of the views in pixels; by default that of the images
+    size: int = None,  # Side of the views in pixels; by default the images'
     folder: 'Run' = None,  # For checkpoints; `KeptBest` by default
     seed: int = 0,  # Seed of order and dropout
     precision: str = 'auto',  # As for `MixedPrecision`
@@ -313,7 +313,7 @@ def finetune_learner(
     cbs: list | tuple = (),  # Additional callbacks
     log: Callable = print,  # Called with messages about the progress
 ) -> BatchLearner:  # For `fit_task`; `learn.save_run.history` has step, loss and score of each evaluation
-    "Build fastai's Learner for a task, with the callbacks of the other trainings"
+    "Build fastai's Learner for a task, with the callbacks of all training runs"
     view = EvalTransform(size or splits['train'].size, whole=True)  # a question is about the whole image
     dist = current_dist()
     several = dict(rank=dist.rank, world_size=dist.world_size, device=dist.device) if dist.world_size > 1 else {}

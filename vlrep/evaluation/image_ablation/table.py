@@ -202,7 +202,7 @@ def image_use(
 
 
 def measure_image_ablation(
-    context: EvaluationContext,  # Right after a training
+    context: EvaluationContext,  # Right after training
 ) -> tuple:  # Numbers: `image_ablation`; no samples
     "Make the table of the image ablation"
     with context.stages('fusion'):

@@ -133,7 +133,7 @@ def evaluate_masked_words(
 
 
 def measure_masked_words(
-    context: EvaluationContext,  # Right after a training
+    context: EvaluationContext,  # Right after training
 ) -> tuple:  # Numbers: `masked_words`; samples: rows of the test set
     "Make the table of masked words; nothing if the test images have no captions"
     test = context.splits['test']
@@ -188,7 +188,7 @@ def masked_word_maps(
 
 # %% ../../../nbs/evaluation/masked_words/10_table.ipynb #f9f01421
 def show_masked_words(
-    context: EvaluationContext,  # Right after a training
+    context: EvaluationContext,  # Right after training
     samples: list,  # From `measure_masked_words`
 ) -> dict:  # `words`, if the model can `attend`
     "Show held-out captions with each word masked in turn"

@@ -172,7 +172,7 @@ def vsepp_vectors(
 # %% ../../../nbs/evaluation/retrieval/50_vsepp.ipynb #c3d49579
 def evaluate_vsepp(
     context: EvaluationContext,  # The model
-    data: str = None,  # One of `DATASETS`; by default that of the run
+    data: str = None,  # One of `DATASETS`; by default the run's
     protocol: str = 'all',  # One of `PROTOCOLS`
     epochs: int = 30,  # Passes over the training captions
     joint: int = 1024,  # Width of the joint space

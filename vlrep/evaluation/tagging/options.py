@@ -6,7 +6,7 @@
 __all__ = []
 
 # %% ../../../nbs/evaluation/tagging/10_options.ipynb #d2f75459
-import vlrep.evaluation.options  # noqa: F401, so that these are listed behind them
+import vlrep.evaluation.options  # noqa: F401, so that these are listed after them
 from ...core.fields import Between
 from ...datasets.base import DATASETS, SPLIT_SOURCES
 from ..base import EVALUATIONS, Evaluation, Option

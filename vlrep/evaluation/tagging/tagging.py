@@ -182,7 +182,7 @@ def tagging_row(
 # %% ../../../nbs/evaluation/tagging/20_tagging.ipynb #bd8ea7f1
 def evaluate_tagging(
     context: EvaluationContext,  # The model
-    data: str = None,  # One of `DATASETS`; by default that of the run
+    data: str = None,  # One of `DATASETS`; by default the run's
     tags: int = 18157,  # Number of the most frequent tags to learn
     k: int = 5,  # Number of predicted tags
     epochs: int = 30,  # Passes over the training images

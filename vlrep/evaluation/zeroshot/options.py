@@ -6,7 +6,7 @@
 __all__ = []
 
 # %% ../../../nbs/evaluation/zeroshot/10_options.ipynb #caaf7178
-import vlrep.evaluation.options  # noqa: F401, so that these are listed behind them
+import vlrep.evaluation.options  # noqa: F401, so that these are listed after them
 from ..base import EVALUATIONS, Evaluation, Option
 
 # %% ../../../nbs/evaluation/zeroshot/10_options.ipynb #2c08607a

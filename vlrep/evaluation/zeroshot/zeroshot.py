@@ -180,7 +180,7 @@ def evaluate_zeroshot(
 
 # %% ../../../nbs/evaluation/zeroshot/30_zeroshot.ipynb #495882f7
 def measure_zeroshot(
-    context: EvaluationContext,  # Right after a training on the world
+    context: EvaluationContext,  # Right after training on the world
 ) -> tuple:  # Numbers: `zeroshot`, or nothing unless the options set it; no samples
     "Classify unseen categories by their attributes, with the baselines"
     n = getattr(context.options, 'zeroshot', 0)

@@ -60,7 +60,7 @@ class TfmHead(nn.Module):
         channels: int,  # Channels of the grid, c
         width: int,  # Width of BERT, d
         layers: int = 1,  # Number of layers
-        heads: int = 1,  # This and the next arguments are those of `TfmLayer`
+        heads: int = 1,  # This and the next arguments are passed to `TfmLayer`
         *,
         dropout: float = 0.1,
         full_width: bool = False,

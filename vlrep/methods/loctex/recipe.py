@@ -24,7 +24,7 @@ _Render = Choice('polyline', 'points', 'bbox', 'hull')
 class LocTexRecipe(PairRecipe):
     """The setting of the LocTex paper: R50, COCO's narratives, 8 GPUs with 128 pairs each
 
-    Views are those of VirTex (not stated).
+    Views as in VirTex (not stated).
     """
 
     contrast: Weight = 1.0  # Weight of the contrastive loss; 0 leaves it out (sec. 3.5; tab. 4)

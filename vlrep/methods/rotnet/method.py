@@ -31,7 +31,7 @@ def _four_turns(
 
 # %% ../../../nbs/methods/rotnet/40_method.ipynb #348275f6
 class RotNetModel(nn.Module):
-    "A backbone and a classifier of four rotations"
+    "A backbone and a classifier for four rotations"
 
     def __init__(
         self,

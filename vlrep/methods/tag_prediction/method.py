@@ -18,7 +18,7 @@ from ...models.concept_head import ConceptHead, concept_nll
 
 # %% ../../../nbs/methods/tag_prediction/40_method.ipynb #de8c6c77
 class TagPredictionModel(nn.Module):
-    "A backbone and a classifier of concepts (ICMLM sec. 3.1)"
+    "A backbone and a concept classifier (ICMLM sec. 3.1)"
 
     def __init__(
         self,

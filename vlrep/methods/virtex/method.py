@@ -148,7 +148,7 @@ def virtex_groups(
     recipe: VirTexRecipe,  # `cnn_lr`, `lr`, `wd`
     model: nn.Module,  # From `virtex_build`
 ) -> list:
-    "Make parameter groups: the backbone, the decoders without decay of norms and biases, the rest"
+    "Make parameter groups: the backbone, the decoders without weight decay for norms and biases, the rest"
     text = [model.embed, *model.decoders] if isinstance(model, VisualTextDecoder) else []
     groups = [([model.visual], recipe.cnn_lr), (text, recipe.lr, norm_or_bias), (None, recipe.lr)]
     return param_groups(model, groups, recipe.wd)

@@ -154,11 +154,11 @@ def _empty_model(state, task, had, name):
 
 # %% ../../../nbs/methods/virtex/50_official.ipynb #aeac0155
 def load_virtex(
-    source: FilePath | dict,  # A checkpoint of VirTex's code: a file, or the dict in it
+    source: FilePath | dict,  # A checkpoint from VirTex's code: a file, or the dict in it
     task: str = None,  # bicaption, forward, masked_lm, token_cls or multilabel; by default inferred from the file
     norm: str = None,  # 'pre' or 'post'; by default inferred from the file
-    heads: int = None,  # Attention heads; by default those of the file, else width/64
-    pad: int = None,  # Id of padding; by default that of the file, else 0, in VirTex's code also the id of unknown
+    heads: int = None,  # Attention heads; by default the file's, else width/64
+    pad: int = None,  # Id of padding; by default the file's, else 0, in VirTex's code also the id of unknown
     # tokens
     *,
     log: callable = print,  # Called with the assumed settings; None for no message
