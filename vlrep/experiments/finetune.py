@@ -169,9 +169,9 @@ def open_finetuned(
     model = _model(body, spec.plan, task, labels, spec.seed)
     fill_model(model, weights, name)
     view = EvalTransform(recipe.size, whole=True)
-    pictures = PictureView(SimpleNamespace(aug=view, source=SimpleNamespace(size=ft['side']), tokenizer=tokenizer))
+    image_view = PictureView(SimpleNamespace(aug=view, source=SimpleNamespace(size=ft['side']), tokenizer=tokenizer))
     collate = TaskCollator(tokenizer, ft['max_len'])
-    answerer = Answerer(model.to(device), task, labels, collate, pictures, regions=getattr(recipe, 'regions', 'grid'))
+    answerer = Answerer(model.to(device), task, labels, collate, image_view, regions=getattr(recipe, 'regions', 'grid'))
     return Pretrained(
         can.pop('backbone', None),
         view,

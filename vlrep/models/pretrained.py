@@ -124,14 +124,14 @@ class Pretrained:
 
     def batch(
         self,
-        image_batches: list,  # Images, as for `to_image`
+        images: list,  # Images, as for `to_image`
     ) -> torch.Tensor:  # Normalised (b,3,s,s), on the model's device
         "Prepare a batch of images like the held-out images in training"
-        got = [fit_square(to_image(i, self.side), self.side) for i in image_batches]
-        images = torch.from_numpy(np.stack([a for a, _ in got])).permute(0, 3, 1, 2)
-        hw = torch.tensor([h for _, h in got])
+        squares = [fit_square(to_image(i, self.side), self.side) for i in images]
+        pixels = torch.from_numpy(np.stack([a for a, _ in squares])).permute(0, 3, 1, 2)
+        hw = torch.tensor([h for _, h in squares])
         p = self._parameter()
-        return self.view(dict(images=images.to(p.device), hw=hw.to(p.device)), ('use',))['images'].to(p.dtype)
+        return self.view(dict(images=pixels.to(p.device), hw=hw.to(p.device)), ('use',))['images'].to(p.dtype)
 
     def _parameter(self):
         return next(p for owner in self._owners() for p in owner.parameters())

@@ -543,25 +543,25 @@ class PictureView:
 
     def batch(
         self,
-        image_batches: list,  # Paths, PIL images or uint8 arrays (h,w,3)
+        images: list,  # Paths, PIL images or uint8 arrays (h,w,3)
     ) -> dict:  # `images`, prepared as in validation (b,3,s,s)
         "Prepare a batch of images"
-        got = [fit_square(self.image(i), self.side) for i in image_batches]
-        images = torch.from_numpy(np.stack([a for a, _ in got])).permute(0, 3, 1, 2)
-        hw = torch.tensor([h for _, h in got])
-        return dict(images=self.view(dict(images=images, hw=hw), ('use',))['images'])
+        squares = [fit_square(self.image(i), self.side) for i in images]
+        pixels = torch.from_numpy(np.stack([a for a, _ in squares])).permute(0, 3, 1, 2)
+        hw = torch.tensor([h for _, h in squares])
+        return dict(images=self.view(dict(images=pixels, hw=hw), ('use',))['images'])
 
-    def image(self, images: FilePath | Image.Image | np.ndarray | torch.Tensor) -> Image.Image:
+    def image(self, image: FilePath | Image.Image | np.ndarray | torch.Tensor) -> Image.Image:
         "Convert an image to a PIL image"
-        if isinstance(images, (str, Path)):
-            return open_image(images, self.side)
-        if isinstance(images, Image.Image):
-            return ImageOps.exif_transpose(images).convert('RGB')
-        if getattr(images, 'dtype', None) in (np.uint8, torch.uint8):
-            return Image.fromarray(np.ascontiguousarray(to_hwc(images)))
+        if isinstance(image, (str, Path)):
+            return open_image(image, self.side)
+        if isinstance(image, Image.Image):
+            return ImageOps.exif_transpose(image).convert('RGB')
+        if getattr(image, 'dtype', None) in (np.uint8, torch.uint8):
+            return Image.fromarray(np.ascontiguousarray(to_hwc(image)))
         raise ValueError(
             f'predict needs a batch (a dict of tensors) or an image: a path, a PIL image or a uint8 '
-            f'array (h,w,3), not {type(images).__name__}'
+            f'array (h,w,3), not {type(image).__name__}'
         )
 
     def _gone(self):

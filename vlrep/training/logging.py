@@ -302,11 +302,11 @@ class ProgressLogger(BaseCallback):
         if s.epoch % self.every and s.batch < s.total:
             return
         terms = s.terms()
-        held_out = '' if loss is None else f', held out {_with_terms(loss, self.recorder.loss.terms, terms)}'
+        valid_text = '' if loss is None else f', held out {_with_terms(loss, self.recorder.loss.terms, terms)}'
         if not s.batch:
-            return self.out(f'step 0, nothing is trained{held_out}')
+            return self.out(f'step 0, nothing is trained{valid_text}')
         self.out(
-            f'step {s.step}, epoch {s.batch / len(self.dls.train):.3g}: loss {_with_terms(s.mean(), terms)}{held_out}'
+            f'step {s.step}, epoch {s.batch / len(self.dls.train):.3g}: loss {_with_terms(s.mean(), terms)}{valid_text}'
             f', {s.speed:,.0f} images/s, {s.elapsed:.0f} s'
         )
 
