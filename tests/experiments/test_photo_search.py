@@ -159,7 +159,7 @@ def test_each_run_has_an_index_of_its_own(joint, plain, photos, tmp_path, capsys
     shutil.move(tmp_path / a.name, b)
     shutil.move(tmp_path / b.name, a)
     again, err = searched(capsys, joint, photos, 'a dog')
-    assert again == first and 'are of other weights or another folder; the index is rebuilt' in err
+    assert again == first and 'are of different weights or a different folder; the index is rebuilt' in err
 
 
 def test_an_index_may_lie_elsewhere(joint, photos, tmp_path, capsys, monkeypatch):

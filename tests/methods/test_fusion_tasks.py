@@ -152,7 +152,7 @@ def test_questions_are_not_read_as_captions(roots, capsys):
         capsys, 'pretrain', '--method', 'visualbert', '--data', 'vqa', '--root', roots / 'vqa', '--set', 'captions=2'
     )
     assert 'has questions and no captions' in text
-    assert 'has questions alone' in refused(capsys, 'shards', '--data', 'vqa', '--root', roots / 'vqa')
+    assert 'has questions only' in refused(capsys, 'shards', '--data', 'vqa', '--root', roots / 'vqa')
 
 
 def test_resume_with_other_questions_is_refused(roots, tmp_path):

@@ -106,7 +106,7 @@ def tag_vectors(
     at = torch.from_numpy(np.stack([m.row, m.col]).astype(np.int64))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_of(seed, 'tag vectors'))
-        sparse = torch.sparse_coo_tensor(at, torch.from_numpy(m.data), m.shape).coalesce()
+        sparse = torch.sparse_coo_tensor(at, torch.from_numpy(m.data), m.shape, check_invariants=True).coalesce()
         u, s, _ = torch.svd_lowrank(sparse, q=dim, niter=2)
     return F.normalize(u * s.sqrt(), dim=1)
 
