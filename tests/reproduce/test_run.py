@@ -151,7 +151,7 @@ def test_measured_times_become_hours(tmp_path):
     (tmp_path / 'tiny.toml').write_text(PLAN)
     file = tmp_path / 'costs.json'
     out, code = reproduce(tmp_path, 'measure', 'labels', '--bs', '4', '--measured', str(file))
-    assert code == 0 and re.fullmatch(r'labels: \d+\.\d\d s a step of 4, \d+\.\d GB\n', out), out
+    assert code == 0 and re.fullmatch(r'labels: \d+\.\d\d s per step of 4, \d+\.\d GB\n', out), out
     (row,) = read_json(file)['rows']
     assert (row['method'], row['bs']) == ('supervised', 4) and 0 < row['low'] <= row['step'] <= row['high']
     row['step'] = row['low'] = row['high'] = 3600.0 * 4  # an hour an image
