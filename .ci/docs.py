@@ -282,7 +282,7 @@ def results_page(folder):
     runs = [l for l in lines if l.get('kind', 'run') == 'run']
     aside = ('rivals=', 'baselines=', 'draws=')  # changes that leave the training as it is
     out = [
-        '# Results',
+        '# Recorded runs',
         '',
         'The numbers of recorded runs: means over runs with different seeds, with the lowest and the highest, in '
         'percent. Each row is a method, what was changed in its recipe, and the number of seeds. *Chance* is the '
