@@ -300,9 +300,9 @@ def run(names):
             continue
         for c in skipped:
             del c.metadata['tags']
-        nb = nbformat.from_dict(solutions.apart(nb))
         shrink(nb)
-        nbformat.write(nb, fn)
+        solutions.keep_outputs(nb, fn)
+        nbformat.write(nbformat.from_dict(solutions.apart(nb)), fn)
         print(f'  {time.time() - t:6.1f} s, {fn.stat().st_size / 1000:4.0f} kB   {fn.relative_to(NBS)}', flush=True)
     sys.exit(f'failed: {", ".join(failed)}' if failed else 0)
 

@@ -1,7 +1,7 @@
 """The solutions of exercises, kept apart from the notebooks that ask for them
 
 nbs/course/_solutions/NAME.ipynb has a cell `# Solution of exercise N` for each exercise of the notebook NAME. Checks,
-`make notebooks` and the site put each solution behind its stub; a reader of a chapter sees the stub alone.
+`make notebooks` and the site put each solution after its stub; a reader of a chapter sees only the stub.
 """
 
 import json
@@ -42,7 +42,7 @@ def solutions(path):
 
 
 def joined(nb, path):
-    "The notebook `nb` of `path` with each solution, folded, behind its stub"
+    "The notebook `nb` of `path` with each solution, folded, after its stub"
     solved = solutions(path)
     cells = []
     for c in nb['cells']:
@@ -50,13 +50,25 @@ def joined(nb, path):
         if is_stub(c):
             cell = solved[STUB.search(text(c['source']))[1]]
             folded = {'jupyter': {'source_hidden': True}}
-            cells.append({**cell, 'source': text(cell['source']), 'outputs': [], 'metadata': folded})
+            cells.append({**cell, 'source': text(cell['source']), 'metadata': folded})
     return {**nb, 'cells': cells}
 
 
 def apart(nb):
     "A notebook without its solutions"
     return {**nb, 'cells': [c for c in nb['cells'] if not is_solution(c)]}
+
+
+def keep_outputs(nb, path):
+    "Store what the solutions of an executed notebook print, beside them"
+    outputs = {c['id']: c['outputs'] for c in nb['cells'] if is_solution(c)}
+    if outputs:
+        file = FOLDER / Path(path).name
+        solved = read(file)
+        for c in solved['cells']:
+            if c['id'] in outputs:
+                c['outputs'] = outputs[c['id']]
+        file.write_text(json.dumps(solved, sort_keys=True, indent=1, ensure_ascii=False) + '\n', encoding='utf-8')
 
 
 def with_stubs(nb):

@@ -478,7 +478,7 @@ def append_line(
     path: FilePath,  # A text file; created if missing
     line: str,  # Without its line break
 ) -> None:
-    "Add a line to a file, whole or not at all, one process at a time; a torn last line is ended first"
+    "Add a line to a file, whole or not at all, one process at a time; an incomplete last line is terminated first"
     path = Path(path)
     with locked(path.with_name(f'.{path.name}.lock'), path.name, timeout=-1):
         old = path.read_bytes() if path.exists() else b''

@@ -112,7 +112,7 @@ def _bytes(o):
 # %% ../../nbs/experiments/50_sanity_checks.ipynb #cd6e85b1
 @torch.no_grad()
 def _look_time(learn, max_looks=3):
-    "Estimate the seconds for all held-out images from a few batches"
+    "Estimate from a few batches how many seconds all held-out images take"
     learn.model.eval()
     times = []
     t = time.perf_counter()

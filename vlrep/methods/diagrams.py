@@ -68,7 +68,8 @@ def parse(
     text: str,  # One box or arrow per line, or several with `;` between them
 ) -> tuple:  # Boxes by key, list of arrows
     "Read the description of a diagram"
-    boxes, arrows = {}, []
+    boxes = {}
+    arrows = []
     for line in filter(None, map(str.strip, re.split('[;\n]', text))):
         head, _, words = line.partition(':')
         key, *fields = head.split()
@@ -94,13 +95,14 @@ def _path(
     x = arrow.x
     y = arrow.y
     if x is None and y is None:
-        left, top, right, bottom = *np.maximum(a.sides, b.sides)[:2], *np.minimum(a.sides, b.sides)[2:]
+        left, top = np.maximum(a.sides, b.sides)[:2]
+        right, bottom = np.minimum(a.sides, b.sides)[2:]
         if left < right:
             x = np.clip(min(a, b, key=lambda box: box.width).x, left, right)
         else:
             y = (top + bottom) / 2
     corner = [] if x is None or y is None else [(x, y)]
-    down = x is not None and a.sides[0] <= x <= a.sides[2]  # does it leave vertically?
+    down = x is not None and a.sides[0] <= x <= a.sides[2]  # Does it leave vertically?
 
     def edge(box, other, vertical):
         near, far = (box.sides[1], box.sides[3]) if vertical else (box.sides[0], box.sides[2])

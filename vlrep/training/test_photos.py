@@ -66,7 +66,7 @@ def find_test_photos(
     dataset: ImageTextDataset,  # The dataset to search
     listed: list,  # From `read_test_photos`
 ) -> tuple:  # Their rows; the number of missing photos; the number of changed photos
-    "Find the listed photos in a dataset; duplicates of an id and digest are used as often as they are listed"
+    "Find the listed photos in a dataset; a repeated pair of id and digest is used as often as it is listed"
     wanted = Counter(listed)
     others = Counter()
     rows = []

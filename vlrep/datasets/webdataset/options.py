@@ -65,7 +65,7 @@ def shard_parts(
 
 
 class ShardsBuilder(DatasetBuilder):
-    "The builder of shards, whose root may be a pattern"
+    "The builder of a dataset of shards; its root may be a pattern"
 
     def check_root(
         self,

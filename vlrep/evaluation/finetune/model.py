@@ -141,7 +141,7 @@ class FinetuneModel(nn.Module):
 
 # %% ../../../nbs/evaluation/finetune/40_model.ipynb #74ecfd34
 class GridAndText(nn.Module):
-    "A backbone and a randomly initialised text encoder, as a model with `fuse`"
+    "A backbone and a randomly initialised text encoder, combined in a model with `fuse`"
 
     poolers = 'cls', 'last'
 

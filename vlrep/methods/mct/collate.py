@@ -368,7 +368,7 @@ def check_views(
     data: str = '',  # Not used
     accumulate: int = 1,  # Number of parts of a batch; BatchNorm sees one part at a time
 ) -> list:  # Lines for the log
-    "Return log lines on views and settings without effect; a `ValueError` if data are missing or invalid"
+    "Return log lines about views and about settings that have no effect; a `ValueError` if data are missing or invalid"
     r = recipe
     train = splits['train']
     lines = []

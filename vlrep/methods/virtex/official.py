@@ -42,7 +42,7 @@ def virtex_state(
     model: torch.nn.Module,  # A `CaptioningModel`, `MaskedLMModel`, `TokenClassificationModel` or
     # `MultiLabelClassificationModel`
 ) -> dict:  # Name -> tensor
-    "Rename weights as in VirTex's code; its checkpoints contain `dict(model=virtex_state(m))`"
+    "Rename weights to match VirTex's code; its checkpoints contain `dict(model=virtex_state(m))`"
     out = {_theirs(k): v for k, v in model.state_dict().items() if _theirs(k)}
     if any(k.startswith('backward_') for k in out):
         out |= {'backward_' + k: v for k, v in out.items() if k.startswith(_SHARED)}
