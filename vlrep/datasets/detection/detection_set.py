@@ -77,7 +77,7 @@ class DetectionSet:
         self,
         image: dict,  # A row of `images`
     ) -> Image.Image:  # RGB, `width` x `height`
-        "Read an image in the orientation of its boxes; a `ValueError` names a file that is damaged or has the wrong size"
+        "Read an image oriented as its boxes are; a `ValueError` names a file that is damaged or of the wrong size"
         if self.draw is not None:
             return self.draw(image)
         path = self.path(image)
