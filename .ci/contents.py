@@ -22,22 +22,6 @@ COLAB = 'https://colab.research.google.com/github/vlrep/vlrep/blob/main/nbs'
 INSTALL = '!pip install git+https://github.com/vlrep/vlrep'
 TABLE = '636f7572'  # id of the cell of the course's first page that holds the chapters
 
-# The outline. A chapter that has a notebook, nbs/course/NN_name.ipynb, takes title and line from there instead
-CHAPTERS = {
-    1: ('A caption teaches a network to see', 'The idea from start to end, small: a picture, a sentence, and features'),
-    2: ('Images, captions, the synthetic world', 'What there is to learn from: records, datasets, drawn scenes'),
-    3: ('Tokens, augmentation, batches', 'Captions and images become tensors, and stay true to each other'),
-    4: ('Backbones', 'An image becomes a feature map; loading and exporting weights'),
-    5: ('Captioning: VirTex', 'The next word, from both ends, as a pretext task for a visual backbone'),
-    6: ('A run you can trust', 'Optimiser, schedule, checkpoints, exact resuming, and checks before and after'),
-    7: ('Is it any good? Probes, baselines, intervals', 'What frozen features are worth, and how sure we may be of it'),
-    8: ('Contrast: InfoNCE, queues, momentum, MCT', 'The caption that belongs to the image, among many that do not'),
-    9: ('Grounding: LocTex', 'Where in the image a word is, learned from mouse traces'),
-    10: ('Masked words: ICMLM', 'A masked word of a caption, predicted from the image'),
-    11: ('Fusion, fine-tuning: VisualBERT, ViLBERT', 'Image and text in one Transformer, then tasks that need both'),
-    12: ('Your own method, compared fairly', 'What a method must define, and how it is compared with the others'),
-}
-
 # ---------------------------------------------------------------- reading the notebooks
 
 
@@ -106,29 +90,23 @@ def levels(nbs):
 
 
 def outline(nbs):
-    """Number of a chapter -> (its notebook's path or None, title, line, paths of its sources in order of dependency)
+    """Number of a chapter -> (path of its notebook, title, line, paths of its sources in order of dependency)
 
     A `ValueError` lists the notebooks without a chapter.
     """
+    pages = {int(m[1]): n for n in nbs if (m := re.match(r'course/(\d\d)_', n)) and n != CONTENTS}
     sources = [n for n in nbs if n != 'index.ipynb' and not n.startswith('course/')]
-    bad = [f'nbs/{n}' for n in sources if chapter(nbs[n]) not in map(str, CHAPTERS)]
+    bad = [f'nbs/{n}' for n in sources if chapter(nbs[n]) not in map(str, pages)]
     if bad:
         raise ValueError(
-            f'no chapter: write a last line `- chapter: N`, N from 1 to {len(CHAPTERS)}, into the '
+            f'no chapter: write a last line `- chapter: N`, N one of {", ".join(map(str, sorted(pages)))}, into the '
             f'first cell of {", ".join(bad)}'
         )
     height = levels({n: nbs[n] for n in sources})
     sources.sort(key=lambda n: (height[package(n)], n))
-    own = {int(m[1]): n for n in nbs if (m := re.match(r'course/(\d\d)_', n)) and n != CONTENTS}
-    if wrong := sorted(own[k] for k in own.keys() - CHAPTERS.keys()):
-        raise ValueError(f'chapters are numbered from 01 to {len(CHAPTERS)}: rename nbs/{", nbs/".join(wrong)}')
     return {
-        k: (
-            own.get(k),
-            *(headline(nbs[own[k]]) if k in own else CHAPTERS[k]),
-            [n for n in sources if chapter(nbs[n]) == str(k)],
-        )
-        for k in CHAPTERS
+        k: (pages[k], *headline(nbs[pages[k]]), [n for n in sources if chapter(nbs[n]) == str(k)])
+        for k in sorted(pages)
     }
 
 
@@ -149,14 +127,12 @@ def around(name, row, nbs):
 def lines_of_links(nbs, course):
     "Path -> the line of links of each notebook that has one"
     out = {}
-    chapters = [page for page, *_ in course.values() if page]
+    chapters = [page for page, *_ in course.values()]
     for k, (page, title, _, sources) in course.items():
         for n in sources:
-            up = link(n, page or CONTENTS, f'chapter {k}, {title}')
-            out[n] = ' · '.join([f'Up: {up}', *around(n, sources, nbs)])
-        if page:
-            out[page] = ' · '.join([f'Up: {link(page, CONTENTS, "the course")}', *around(page, chapters, nbs)])
-            out[page] += f'\n\n[Open in Colab]({COLAB}/{page}) (not tried yet). There, run `{INSTALL}` first.'
+            out[n] = ' · '.join([f'Up: {link(n, page, f"chapter {k}, {title}")}', *around(n, sources, nbs)])
+        out[page] = ' · '.join([f'Up: {link(page, CONTENTS, "the course")}', *around(page, chapters, nbs)])
+        out[page] += f'\n\n[Open in Colab]({COLAB}/{page}) (not tried yet). There, run `{INSTALL}` first.'
     return out
 
 
@@ -183,8 +159,7 @@ def page_of_all(nbs, course):
         return f'- {f"**{title}**" if is_core(nbs[n]) else title}: {headline(nbs[n])[1]}'
 
     def part(k, page, title, line, sources):
-        head = f'## {k} · {link(ALL, page, title) if page else title}\n\n{line}.\n\n'
-        return head + '\n'.join(map(item, sources))
+        return f'## {k} · {link(ALL, page, title)}\n\n{line}.\n\n' + '\n'.join(map(item, sources))
 
     first = (
         '# All notebooks\n\n> The notebooks of the library, by the chapter of the course that explains their topic\n\n'
@@ -206,13 +181,11 @@ def minutes(nb):
 
 def table(nbs, course):
     "The chapters for the first page of the course, with their minutes"
-    rows = []
-    times = []
-    for k, (page, title, line, _) in course.items():
-        times.append(minutes(nbs[page]) if page else (0, 0))
-        rows.append(
-            f'| {k} | {link(CONTENTS, page, title) if page else title} | {line} | {times[-1][0]} + {times[-1][1]} |'
-        )
+    times = [minutes(nbs[page]) for page, *_ in course.values()]
+    rows = [
+        f'| {k} | {link(CONTENTS, page, title)} | {line} | {read} + {practise} |'
+        for (k, (page, title, line, _)), (read, practise) in zip(course.items(), times)
+    ]
     read, practise = map(sum, zip(*times))
     total = f'| | | *together, in hours* | {read / 60:.1f} + {practise / 60:.1f} |'
     return '\n'.join(['| | chapter | | minutes to read + to practise |', '|---|---|---|---|', *rows, total])
@@ -235,8 +208,7 @@ def written(root):
     course = outline(nbs)
     new = {n: with_cell(nbs[n], LINKS, src, 1) for n, src in lines_of_links(nbs, course).items()}
     for page, _, _, sources in course.values():
-        if page:
-            new[page] = with_cell(new[page], SOURCES, sources_of_chapter(page, sources, nbs), None)
+        new[page] = with_cell(new[page], SOURCES, sources_of_chapter(page, sources, nbs), None)
     new[ALL] = page_of_all(nbs, course)
     if not any(c.get('id') == TABLE for c in nbs[CONTENTS]['cells']):
         raise ValueError(f'nbs/{CONTENTS}: the cell {TABLE}, which holds the chapters, is missing')
