@@ -44,8 +44,9 @@ class CaptionCollator:
     def chosen(self, source: ImageTextDataset, rows: np.ndarray, when: int | str, seed: int) -> np.ndarray:
         "Draw a caption for each row, as its index among all captions (b,)"
         first = source.captions.rows[rows]
+        number = source.captions.rows[rows + 1] - first
         u = hashed_uniform(rows, seed, 'caption', when)
-        return first + (u * (source.captions.rows[rows + 1] - first)).astype(np.int64)
+        return first + (u * number).astype(np.int64)
 
     def lengths(self, source: ImageTextDataset, rows: np.ndarray, when: int | str, seed: int) -> np.ndarray:
         "Measure the caption of each row in bytes (b,)"
@@ -87,7 +88,7 @@ def caption_tokenizer(
     "Train a tokenizer on the captions of the training set"
     return Tokenizer.train(train.captions.flat(), recipe.vocab, how=getattr(recipe, 'normalise', 'auto'))
 
-
+# %% ../../nbs/data/50_collate.ipynb #35c7d586
 def caption_collator(
     recipe: 'MethodRecipe',  # Has `max_len`
     tokenizer: Tokenizer,  # From `caption_tokenizer`
@@ -109,11 +110,14 @@ class TokenCounts:
     missing: int  # Number of texts that are nan, none or null
     lengths: list  # Number of tokens of each text, with special ones
 
-
+# %% ../../nbs/data/50_collate.ipynb #4b0218e7
 def _spread(texts, n):
     "Choose up to `n` strings of a `TextBuffer`, evenly spaced, as a range"
     total = len(texts.ends) - 1
     return range(0, total, max(1, -(-total // n)))
+
+
+_EMPTY_CELLS = 'nan', 'none', 'null', '<na>'
 
 
 def count_tokens(
@@ -127,7 +131,7 @@ def count_tokens(
     out = TokenCounts(len(texts.ends) - 1, len(at), 0, 0, 0, 0, 0, [])
     for k in range(0, len(at), 1000):
         some = [texts.string(i) for i in at[k : k + 1000]]
-        out.missing += sum(t.strip().lower() in ('nan', 'none', 'null', '<na>') for t in some)
+        out.missing += sum(t.strip().lower() in _EMPTY_CELLS for t in some)
         for ids in collate.uncut(some):
             out.lengths.append(len(ids))
             out.cut += len(ids) > collate.max_len
@@ -136,7 +140,7 @@ def count_tokens(
             out.unknown += ids.count(collate.tokenizer.unk)
     return out
 
-
+# %% ../../nbs/data/50_collate.ipynb #38508ab3
 def _percent(part, whole):
     share = 100 * part / max(whole, 1)
     return f'{share:.0f} %' if share >= 10 or not part else f'{share:.2g} %'
@@ -157,7 +161,7 @@ def _part_line(name, n, max_len, windows):
         line += f'; {n.missing:,} are "nan", "none" or "null": probably cells of a table without a caption'
     return line
 
-
+# %% ../../nbs/data/50_collate.ipynb #06c78982
 def token_lines(
     collate: CaptionCollator,  # Collator of the method
     splits: dict,  # Name -> dataset; the first is the training set
@@ -209,14 +213,17 @@ def _form_line(recipe, collate, train):
     "Report why `auto` chose nfkc for these captions, or that nfkd drops marks that they need; else ''"
     best, why = choose_normalisation(collate.all_texts(train).flat())
     form = getattr(recipe, 'normalise', 'auto')
-    used = collate.tokenizer.normalisation if collate.tokenizer is not None else form.replace('auto', best)
+    if collate.tokenizer is not None:
+        used = collate.tokenizer.normalisation
+    else:
+        used = best if form == 'auto' else form
     if used == 'nfkd' and best != used:
         return f'normalise=nfkd: the tokens are those of letters without their marks, although {why}'
     if used == best == 'nfkc' and form == 'auto':
         return f'normalise={used}: {why}'
     return ''
 
-
+# %% ../../nbs/data/50_collate.ipynb #e81cb31f
 def caption_lines(
     recipe: 'MethodRecipe',  # Optionally with the fields of `TextRecipe`
     collate: CaptionCollator,  # Collator of the method, or None

@@ -34,7 +34,7 @@ def some_of(
     names = list(map(str, names))
     return ', '.join(names[:n]) + (f' and {len(names) - n} more' if len(names) > n else '')
 
-
+# %% ../../nbs/data/10_image_files.ipynb #a9aa0092
 def leave_out(
     source: FilePath,  # The file or folder that they are in
     what: str,  # What is wrong with them, after their number: 'rows cannot be used'
@@ -54,7 +54,7 @@ def leave_out(
         raise ValueError(what + hint)
     warnings.warn(f'{what}; they are left out', stacklevel=3)
 
-
+# %% ../../nbs/data/10_image_files.ipynb #db241b92
 def is_hidden(
     name: str,  # Name of a file or folder, without its parent folders
 ) -> bool:
@@ -78,7 +78,7 @@ def files_below(
             if not is_hidden(f):
                 yield os.path.join(at, f)
 
-
+# %% ../../nbs/data/10_image_files.ipynb #0aec1566
 IMAGE_SUFFIXES = 'jpg', 'jpeg', 'png', 'webp', 'bmp', 'gif', 'tif', 'tiff', 'ppm'
 
 
@@ -89,27 +89,30 @@ def find_photos(
     folder = Path(folder)
     if not folder.is_dir():
         raise ValueError(f'{folder}: no such folder with photos')
-    out = sorted(
-        Path(os.path.relpath(f, folder)).as_posix()
-        for f in files_below(folder)
-        if os.path.splitext(f)[1][1:].lower() in IMAGE_SUFFIXES
-    )
+    out = []
+    for f in files_below(folder):
+        suffix = os.path.splitext(f)[1].removeprefix('.')
+        if suffix.lower() in IMAGE_SUFFIXES:
+            out.append(Path(os.path.relpath(f, folder)).as_posix())
+    out.sort()
     if not out:
         raise ValueError(f'{folder}: not a single image file ({", ".join(IMAGE_SUFFIXES)})')
     return out
 
-
+# %% ../../nbs/data/10_image_files.ipynb #6e9b2dc6
 def photo_paths(
     paths: list,  # Image files, and folders of image files
 ) -> list:  # Files as given, and all photos below each folder
     "List the photos that some paths refer to; a `ValueError` if a folder contains none"
-    return [
-        str(photo)
-        for path in paths
-        for photo in ([Path(path) / name for name in find_photos(path)] if Path(path).is_dir() else [path])
-    ]
+    out = []
+    for path in paths:
+        if Path(path).is_dir():
+            out += [str(Path(path) / name) for name in find_photos(path)]
+        else:
+            out.append(str(path))
+    return out
 
-
+# %% ../../nbs/data/10_image_files.ipynb #67a1b1b4
 def _nfc(s):
     return unicodedata.normalize('NFC', s)
 
@@ -126,7 +129,7 @@ def photo_name(
         name = name.replace('\\', '/')
     return posixpath.normpath(name)
 
-
+# %% ../../nbs/data/10_image_files.ipynb #dae572bd
 def find_files(
     folder: FilePath,  # What the names are relative to
     names: 'Iterable[str]',  # Names of images, with `/` for folders
@@ -185,7 +188,7 @@ def has_text(
         return not (s.isspace() or not s)
     return any(unicodedata.category(c)[0] in 'LNPS' and c not in _BLANK for c in s)
 
-
+# %% ../../nbs/data/10_image_files.ipynb #f49b941d
 def caption_source(
     caps: dict,  # Name of each image -> its captions
     folder: FilePath,  # What the names are relative to
@@ -252,7 +255,7 @@ def write_images(
     if name is None:
         raise ValueError('no records to write')
 
-
+# %% ../../nbs/data/10_image_files.ipynb #1d4bacf0
 @contextmanager
 def adding_to(
     root: FilePath,  # A folder; created if missing
@@ -291,6 +294,7 @@ def split_source(
     is_test = u < test
     is_valid = ~is_test & (u < test + valid)
     if valid > 0 and not is_valid.any() and not is_test.all():
+        # the photo with the smallest number outside the test set
         is_valid[np.argmin(np.where(is_test, 1.0, u))] = True
     end = 1.0 if sum(shares) > 1 - 1e-9 else test + valid + train
     is_train = ~is_test & ~is_valid & (u < end)
@@ -304,7 +308,7 @@ def split_source(
             )
     return [dataset.subset(np.flatnonzero(mine), split=part) for part, mine in rows.items()]
 
-
+# %% ../../nbs/data/10_image_files.ipynb #7b2a847b
 def hold_out(
     dataset: ImageTextDataset,  # Training set
     share: float,  # Expected fraction that is held out

@@ -27,7 +27,8 @@ NORMALISATIONS = 'nfkd', 'nfkc', 'none'
 
 
 def _decomposed(text):
-    return ''.join(c for c in unicodedata.normalize('NFKD', text) if not unicodedata.combining(c)).lower()
+    letters = [c for c in unicodedata.normalize('NFKD', text) if not unicodedata.combining(c)]
+    return ''.join(letters).lower()
 
 
 def _composed(text):
@@ -84,6 +85,22 @@ def choose_normalisation(
 # %% ../../nbs/data/25_tokenizer.ipynb #779aae4b
 _special = ['<unk>', '[SOS]', '[EOS]', '[MASK]', '[PAD]']
 
+# %% ../../nbs/data/25_tokenizer.ipynb #5c07da48
+class _Words(dict):
+    "Cache of word -> token ids: a word is always split in the same way, so it is split once"
+
+    def __init__(self, sp, how, limit=200_000):
+        self.sp = sp
+        self.how = how
+        self.limit = limit
+
+    def __missing__(self, word):
+        ids = self.sp.encode(normalise(word, self.how))
+        if len(self) < self.limit:
+            self[word] = ids
+        return ids
+
+# %% ../../nbs/data/25_tokenizer.ipynb #93c8ea92
 _OWN = 200  # Number of the field of a model file that names the normalisation; absent for nfkd
 
 
@@ -115,22 +132,13 @@ def _fields(data):
     # pieces, training settings, normaliser
     return found if pos == len(data) and {1, 2, 3} <= found.keys() else None
 
+
+def _tagged(model, how):
+    "Put a field that names the normalisation in front of a model file"
+    key = _OWN << 3 | 2  # field number, and 2 for bytes; as a varint of two bytes, 7 bits each
+    return bytes([key & 127 | 128, key >> 7, len(how)]) + how.encode() + model
+
 # %% ../../nbs/data/25_tokenizer.ipynb #86d9c009
-class _Words(dict):
-    "Cache of word -> token ids: a word is always split in the same way, so it is split once"
-
-    def __init__(self, sp, how, limit=200_000):
-        self.sp = sp
-        self.how = how
-        self.limit = limit
-
-    def __missing__(self, word):
-        ids = self.sp.encode(normalise(word, self.how))
-        if len(self) < self.limit:
-            self[word] = ids
-        return ids
-
-
 class Tokenizer(BaseTokenizer):
     "Convert captions to token ids and back, with SentencePiece"
 
@@ -170,31 +178,8 @@ class Tokenizer(BaseTokenizer):
         return self.sp.decode(ids)
 
 # %% ../../nbs/data/25_tokenizer.ipynb #d06b68e2
-@patch(cls_method=True)
-def train(
-    cls: Tokenizer,
-    texts: 'Iterable[str]',  # Captions; any iterable of strings
-    vocab: int = 10000,  # Maximum number of tokens, including the special ones (VirTex sec. 3)
-    pad_is_unk: bool = False,  # Pad with the id of unknown tokens, as VirTex's code does
-    how: str = 'auto',  # As for `normalise`; auto: see `choose_normalisation`
-) -> Tokenizer:
-    "Train a tokenizer on `texts`; the same texts give the same bytes"
-    if isinstance(texts, str):
-        raise ValueError('texts: an iterable of captions is expected, not one string')
-    texts = list(texts)
-    if how == 'auto':
-        how = choose_normalisation(texts)[0]
-    texts = [t for t in (normalise(t, how) for t in texts) if t]
-    if not texts:
-        raise ValueError('texts: no captions to learn tokens from')
-    special = _special[:4] if pad_is_unk else _special
-    characters = len(set().union(*texts) - {' '})
-    least = characters + 1 + len(special)  # one more for the space
-    if vocab < least:
-        raise ValueError(
-            f'vocab={vocab}: the {len(texts):,} captions have {characters:,} different characters, '
-            f'and each needs a token of its own: --vocab {least} at least, and more for frequent words'
-        )
+def _learn_pieces(texts, vocab, special):
+    "Train a SentencePiece model on normalised texts; return its bytes"
     # longer texts would be left out silently
     longest = max(len(t.encode()) for t in texts)
     room = dict(max_sentence_length=longest) if longest > 4192 else {}
@@ -220,10 +205,36 @@ def train(
     except RuntimeError as e:
         why = str(e).split('] ')[-1].strip() or e
         raise ValueError(f'vocab={vocab}: cannot learn tokens from {len(texts)} captions: {why}') from e
-    model = out.getvalue()
-    if how != 'nfkd':
-        model = bytes([_OWN << 3 & 127 | 128 | 2, _OWN >> 4, len(how)]) + how.encode() + model
-    return cls(model)
+    return out.getvalue()
+
+# %% ../../nbs/data/25_tokenizer.ipynb #557be27d
+@patch(cls_method=True)
+def train(
+    cls: Tokenizer,
+    texts: 'Iterable[str]',  # Captions; any iterable of strings
+    vocab: int = 10000,  # Maximum number of tokens, including the special ones (VirTex sec. 3)
+    pad_is_unk: bool = False,  # Pad with the id of unknown tokens, as VirTex's code does
+    how: str = 'auto',  # As for `normalise`; auto: see `choose_normalisation`
+) -> Tokenizer:
+    "Train a tokenizer on `texts`; the same texts give the same bytes"
+    if isinstance(texts, str):
+        raise ValueError('texts: an iterable of captions is expected, not one string')
+    texts = list(texts)
+    if how == 'auto':
+        how = choose_normalisation(texts)[0]
+    texts = [t for t in (normalise(t, how) for t in texts) if t]
+    if not texts:
+        raise ValueError('texts: no captions to learn tokens from')
+    special = _special[:4] if pad_is_unk else _special
+    characters = len(set().union(*texts) - {' '})
+    least = characters + 1 + len(special)  # one more for the space
+    if vocab < least:
+        raise ValueError(
+            f'vocab={vocab}: the {len(texts):,} captions have {characters:,} different characters, '
+            f'and each needs a token of its own: --vocab {least} at least, and more for frequent words'
+        )
+    model = _learn_pieces(texts, vocab, special)
+    return cls(model if how == 'nfkd' else _tagged(model, how))
 
 # %% ../../nbs/data/25_tokenizer.ipynb #f52f71c4
 def pad_tokens(
@@ -233,7 +244,8 @@ def pad_tokens(
     "Pad lists of unequal length to one tensor"
     lengths = np.array([len(l) for l in lists], np.int64)
     tokens = np.full((len(lists), max(lengths, default=0)), pad, np.int64)
-    tokens[np.arange(tokens.shape[1]) < lengths[:, None]] = [i for l in lists for i in l]
+    filled = np.arange(tokens.shape[1]) < lengths[:, None]
+    tokens[filled] = [i for l in lists for i in l]
     return torch.from_numpy(tokens), torch.from_numpy(lengths)
 
 # %% ../../nbs/data/25_tokenizer.ipynb #4be1a0c2

@@ -57,11 +57,13 @@ def _is_side(word, before, after):
         return False
     return bool(_SIDE_AFTER.search(before) or not _NO_SIDE_BEFORE[word].match(after))
 
-
+# %% ../../nbs/data/35_transforms.ipynb #73a68f3b
 @lru_cache(32)
 def _exchange(pairs):
     "Compile a pattern of the words in `pairs`, and map each word to its counterpart"
-    other = {a: b for p in pairs for a, b in (p, p[::-1])}
+    other = {}
+    for a, b in pairs:
+        other |= {a: b, b: a}
 
     def pattern(word):
         # left: also leftmost, leftward; words of scripts without spaces are found anywhere
@@ -72,7 +74,7 @@ def _exchange(pairs):
     words = sorted(other, key=len, reverse=True)
     return re.compile('|'.join(map(pattern, words)) or r'(?!)', re.IGNORECASE), other
 
-
+# %% ../../nbs/data/35_transforms.ipynb #7e561c1f
 def swap_left_right(
     text: str,  # A caption
     substring: bool = False,  # Swap the letters even inside other words, as VirTex's code does
@@ -152,23 +154,23 @@ def crop_boxes(
     h, w = hw.cpu().double()[:, None].unbind(-1)
     n, own = share or (len(hw), slice(None))
     u = torch.rand(n, tries, 4, generator=gen, dtype=torch.float64)[own]
-    area = h * w * (scale[0] + u[..., 0] * (scale[1] - scale[0]))
-    r = (math.log(ratio[0]) + u[..., 1] * math.log(ratio[1] / ratio[0])).exp()
+    area_at, ratio_at, top_at, left_at = u.unbind(-1)  # each (b,tries)
+    area = h * w * (scale[0] + area_at * (scale[1] - scale[0]))
+    r = (math.log(ratio[0]) + ratio_at * math.log(ratio[1] / ratio[0])).exp()
     bw = (area * r).sqrt().round()
     bh = (area / r).sqrt().round()
-    fits = (bw > 0) & (bh > 0) & (bw <= w) & (bh <= h)
-    box = torch.stack([((h - bh + 1) * u[..., 2]).floor(), ((w - bw + 1) * u[..., 3]).floor(), bh, bw], -1)
+    top = ((h - bh + 1) * top_at).floor()
+    left = ((w - bw + 1) * left_at).floor()
+    box = torch.stack([top, left, bh, bw], -1)
+    # if no box fits: the largest one in the centre
     lw = torch.minimum(w, (h * ratio[1]).round())[:, 0]
     lh = torch.minimum(h, (w / ratio[0]).round())[:, 0]
     last = torch.stack([((h[:, 0] - lh) / 2).floor(), ((w[:, 0] - lw) / 2).floor(), lh, lw], 1)
+    fits = (bw > 0) & (bh > 0) & (bw <= w) & (bh <= h)
     first = fits.int().argmax(1)
     return torch.where(fits.any(1)[:, None], box[torch.arange(len(hw)), first], last).long()
 
 # %% ../../nbs/data/35_transforms.ipynb #50a8db56
-def _all_of(hw):
-    return torch.cat([torch.zeros_like(hw), hw], 1)  # the box of the whole image
-
-
 def _at_least(a, b):
     return torch.ge(a, b, out=torch.empty_like(a))  # 1. where a >= b, else 0.
 
@@ -243,7 +245,7 @@ def move_points(
         new[..., 0] = torch.where(flip.to(xy.device)[:, None], 1 - new[..., 0], new[..., 0])
     return new.to(xy.dtype)
 
-
+# %% ../../nbs/data/35_transforms.ipynb #dcc5788c
 def crop_labels(
     labels: Tensor,  # A number for each pixel, such as that of its object (b,h,w)
     boxes: Tensor,  # As for `resize_crop` (b,4)
@@ -254,12 +256,13 @@ def crop_labels(
     b, h, w = labels.shape
     at = (torch.arange(size, device=labels.device) + 0.5) / size
     y, x, bh, bw = boxes.double().unbind(1)
-    rows, cols = ((o[:, None] + at * s[:, None]).long().clamp(0, n - 1) for o, s, n in ((y, bh, h), (x, bw, w)))
+    rows = (y[:, None] + at * bh[:, None]).long().clamp(0, h - 1)
+    cols = (x[:, None] + at * bw[:, None]).long().clamp(0, w - 1)
     if flip is not None:
         cols = torch.where(flip[:, None], cols.flip(1), cols)
     return labels[torch.arange(b, device=labels.device)[:, None, None], rows[:, :, None], cols[:, None]]
 
-
+# %% ../../nbs/data/35_transforms.ipynb #f1e20fa0
 def _moved(batch, boxes, size, flip=None):
     "Return the batch's trace and object map in the crop, on the device of its images; {} if it has none"
 
@@ -285,6 +288,11 @@ def _finish(x, mean, std):
     return x.contiguous(memory_format=torch.channels_last)
 
 
+def _all_of(hw):
+    "Make the boxes (b,4) of whole images"
+    return torch.cat([torch.zeros_like(hw), hw], 1)
+
+
 def _one_by_one(images, size, view):
     "Compute `view(i, image)` (1,3,size,size) of each image; return all of them normalised, channels last"
     out = torch.empty(len(images), 3, size, size, memory_format=torch.channels_last)
@@ -292,7 +300,7 @@ def _one_by_one(images, size, view):
         out[i : i + 1] = view(i, image)
     return out
 
-
+# %% ../../nbs/data/35_transforms.ipynb #0ff8e609
 def denormalise(
     images: Tensor,  # Normalised images (b,3,h,w)
     mean: tuple = IMAGENET[0],
@@ -301,6 +309,17 @@ def denormalise(
     "Undo the normalisation, for display"
     m, s = (torch.tensor(v, device=images.device).view(3, 1, 1) for v in (mean, std))
     return ((images.float() * s + m) * 255).round().clamp(0, 255).byte()
+
+# %% ../../nbs/data/35_transforms.ipynb #5f6987b8
+def _draw_factors(jitter, p, gen, share):
+    "Draw factors (b,4) of `jitter` for the rows `own` of a batch of `n` images"
+    n, own = share
+    amount = torch.tensor(jitter)
+    mid = torch.tensor([1.0, 1, 1, 0])
+    low = torch.where(mid > 0, (mid - amount).clamp(min=0), -amount)
+    on = torch.rand(n, 1, generator=gen)[own] < p
+    fac = low + torch.rand(n, 4, generator=gen)[own] * (mid + amount - low)
+    return torch.where(on, fac, mid)
 
 # %% ../../nbs/data/35_transforms.ipynb #b1e465d9
 @dataclass(eq=False, repr=False)
@@ -378,16 +397,11 @@ class TrainTransform:
     ) -> tuple:  # Boxes (b,4), colour factors (b,4), order of the colour changes
         "Draw the crops and colour changes of a batch"
         gen = torch_rng('augment', *key)
-        n, own = share or (len(hw), slice(None))
         boxes = crop_boxes(hw, gen, self.scale, self.ratio, share=share)
         if self.whole:
             boxes = _all_of(hw.cpu())
-        amount = torch.tensor(self.jitter)
-        mid = torch.tensor([1.0, 1, 1, 0])
-        low = torch.where(mid > 0, (mid - amount).clamp(min=0), -amount)
-        on = torch.rand(n, 1, generator=gen)[own] < self.jitter_p
-        fac = low + torch.rand(n, 4, generator=gen)[own] * (mid + amount - low)
-        return boxes, torch.where(on, fac, mid), torch.randperm(4, generator=gen).tolist()
+        factors = _draw_factors(self.jitter, self.jitter_p, gen, share or (len(hw), slice(None)))
+        return boxes, factors, torch.randperm(4, generator=gen).tolist()
 
 # %% ../../nbs/data/35_transforms.ipynb #b7c1d2e1
 def grey(
@@ -396,7 +410,7 @@ def grey(
     "Convert images to greyscale: torchvision's `rgb_to_grayscale`"
     return torch.einsum('bchw,c->bhw', x, x.new_tensor(_grey))[:, None].expand_as(x)
 
-
+# %% ../../nbs/data/35_transforms.ipynb #3309fcc6
 def gaussian_blur(
     x: Tensor,  # (b,c,h,w)
     sigma: Tensor,  # Standard deviation for each image, in pixels (b,)
@@ -410,7 +424,7 @@ def gaussian_blur(
 
     return weights(x.shape[2]) @ x @ weights(x.shape[3]).mT
 
-
+# %% ../../nbs/data/35_transforms.ipynb #20735f7d
 @patch
 def _draw_soft(self: TrainTransform, b, key, share):
     "Draw whether each of `b` images is grey, whether it is blurred, and by how much (b,3)"

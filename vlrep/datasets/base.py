@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
+from fastcore.basics import patch
+
 from ..core.fields import Choice, Fraction, Int, UnitInterval
 from ..core.files import FilePath
 from ..core.registry import Lazy, Registry
@@ -127,33 +129,23 @@ class DatasetBuilder:
             self, options or self.options, root, size=size, wanted=wanted, log=log, max_corrupt=max_corrupt
         )
 
-    def whole(
-        self,
-        root: FilePath,  # Where the files are
-        size: int = 64,  # As for `open`
-        options: object = None,  # As for `open`
-        max_corrupt: int | float | str = None,  # As for `open`
-    ) -> 'ImageTextDataset':  # None if the dataset comes in parts, see `open`
-        "Read all images, with all annotations, into one dataset"
-        if not self.read:
-            return None
-        options = options or self.options
-        own = {k: getattr(options, k, getattr(self.options, k)) for k in self.reads if k != 'max_corrupt'}
-        limit = dict(max_corrupt=max_corrupt) if 'max_corrupt' in self.reads else {}
-        return self.read(root, size=size, **own, **limit)
-
-    def open_test(
-        self,
-        options: object = None,
-        root: FilePath = None,
-        size: int = 64,
-        log: Callable = print,  # As for `open`
-        max_corrupt: int | float | str = None,  # As for `open`
-    ) -> 'ImageTextDataset':
-        "Open only the test set"
-        if self.build_test:
-            return self.build_test(options or self.options, size)
-        return self.open(whole_data(options or self.options), root, size, log=log, max_corrupt=max_corrupt)['test']
+# %% ../../nbs/datasets/05_base.ipynb #1911d200
+@patch
+def whole(
+    self: DatasetBuilder,
+    root: FilePath,  # Where the files are
+    size: int = 64,  # As for `open`
+    options: object = None,  # As for `open`
+    max_corrupt: int | float | str = None,  # As for `open`
+) -> 'ImageTextDataset':  # None if the dataset comes in parts, see `open`
+    "Read all images, with all annotations, into one dataset"
+    if not self.read:
+        return None
+    options = options or self.options
+    further = {}
+    for k in self.reads:
+        further[k] = max_corrupt if k == 'max_corrupt' else getattr(options, k, getattr(self.options, k))
+    return self.read(root, size=size, **further)
 
 # %% ../../nbs/datasets/05_base.ipynb #79884d78
 def whole_data(
@@ -163,7 +155,22 @@ def whole_data(
     left_out = dict(part=1.0, captions=0)
     return replace(options, **{f.name: left_out[f.name] for f in fields(options) if f.name in left_out})
 
+# %% ../../nbs/datasets/05_base.ipynb #d86d88cc
+@patch
+def open_test(
+    self: DatasetBuilder,
+    options: object = None,
+    root: FilePath = None,
+    size: int = 64,
+    log: Callable = print,  # As for `open`
+    max_corrupt: int | float | str = None,  # As for `open`
+) -> 'ImageTextDataset':
+    "Open only the test set"
+    if self.build_test:
+        return self.build_test(options or self.options, size)
+    return self.open(whole_data(options or self.options), root, size, log=log, max_corrupt=max_corrupt)['test']
 
+# %% ../../nbs/datasets/05_base.ipynb #d7228083
 DATASETS = Registry('dataset', 'vlrep.datasets.options', 'vlrep.datasets.*.options')
 
 # %% ../../nbs/datasets/05_base.ipynb #384f302e
@@ -174,7 +181,7 @@ class OwnSplit:
     where: str  # Its files, or its column, for messages
     read: Callable = None  # () -> name or stem of each photo -> train, valid or test; '' for no part
 
-
+# %% ../../nbs/datasets/05_base.ipynb #92501d34
 def choose_split(
     wanted: str,  # One of `SPLIT_SOURCES`
     found: dict,  # Name -> `OwnSplit`: the splits that come with the data
@@ -192,7 +199,7 @@ def choose_split(
         raise ValueError(f'--split {wanted}: {root} {known}; --split hash draws one from the ids of the photos')
     return wanted
 
-
+# %% ../../nbs/datasets/05_base.ipynb #86ff756d
 def with_split(
     options: object,  # Options of a dataset
     split: str,  # One of `SPLIT_SOURCES`

@@ -46,7 +46,7 @@ def _json_rows(path, columns, bad):
         for text in texts:
             yield line, dict(path=found['path'], caption=text, split=str(found.get('split', '')))
 
-
+# %% ../../nbs/datasets/30_csv.ipynb #7a695e8c
 def _table_in(folder):
     "Find the table of captions in a folder, or None; raise a `ValueError` if there are several"
     tables = sorted(p.name for p in folder.iterdir() if p.name.endswith(_TABLES) and not is_hidden(p.name))
@@ -94,7 +94,7 @@ def read_csv(
     path: FilePath,  # A table whose first line names its columns, `path` and `caption` among them; a file of JSON
     # lines; the folder of either; or a folder of photos with a text file for each
     root: FilePath = None,  # What paths are relative to; by default the folder of the table
-    size: int = 256,  # Names of the columns if they differ: `path=url,caption=alt`
+    size: int = 256,  # Images are fitted into squares of this side
     *,
     columns: str = '',  # Names of the columns if they are others: `path=url,caption=alt`
     max_corrupt: int | float | str = None,  # How many rows may be unusable and photos missing, see `corrupt_limit`

@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from random import Random
 
+from fastcore.basics import patch
+
 from ...core.seeding import seed_of
 from .layout import relation
 from .primitives import CATEGORIES, COLORS, GROUPS, SEEN, VARIANTS
@@ -86,7 +88,7 @@ def plural(
         last += 's'
     return f'{head} {last}'.strip()
 
-
+# %% ../../../nbs/datasets/world/15_captions.ipynb #de5644d5
 def article(
     words: str,  # A noun, perhaps with adjectives
 ) -> str:  # With its article
@@ -106,11 +108,24 @@ def _entries(category):
 @lru_cache(None)
 def _names(category, variant, size):
     "List names that fit an object of this variant and size (None: mixed), as often as their weight"
-    return tuple(w for w, v, s, n in _entries(category) if v in (None, variant) and s in (None, size) for _ in range(n))
+    names = []
+    for name, v, s, weight in _entries(category):
+        if v in (None, variant) and s in (None, size):
+            names += [name] * weight
+    return tuple(names)
+
+# %% ../../../nbs/datasets/world/15_captions.ipynb #7cc58b1f
+def _lexicon():
+    "Map every form of every name to its category"
+    found = {}
+    for c in CATEGORIES:
+        for name, *_ in _entries(c):
+            found[name] = c
+            found[plural(name)] = c
+    return found
 
 
-# every form of every name -> category
-LEXICON = {f: c for c in CATEGORIES for w, *_ in _entries(c) for f in (w, plural(w))}
+LEXICON = _lexicon()
 
 
 def _longest(words):
@@ -128,6 +143,7 @@ def caption_categories(
 
 # %% ../../../nbs/datasets/world/15_captions.ipynb #5f8c40a4
 def _cut(d):
+    "Split the text of each entry at `;`, and each part into its alternatives at `|`"
     return {k: tuple(tuple(filter(None, p.split('|'))) for p in v.split(' ; ')) for k, v in d.items()}
 
 
@@ -153,6 +169,8 @@ _acts = _cut(
         steaming='steaming ; steams|steam',
     )
 )
+
+# %% ../../../nbs/datasets/world/15_captions.ipynb #a6e02b71
 _places = _cut(
     dict(
         street='on the street|on the street|in the street|on a city street|in the city|by the road|on a '
@@ -175,6 +193,8 @@ _places = _cut(
         'desert|the sand',
     )
 )
+
+# %% ../../../nbs/datasets/world/15_captions.ipynb #c2108775
 _sizes = dict(small=('small', 'small', 'little', 'tiny'), large=('large', 'big', 'big', 'huge'))
 _numbers = {
     2: ('two', 'two', 'two', 'a pair of', 'a couple of', '2', ''),
@@ -216,7 +236,7 @@ _its = dict(
     front='in front of it',
 )
 
-
+# %% ../../../nbs/datasets/world/15_captions.ipynb #e1e5fe93
 def _area(
     thing: dict,  # An object of a scene
 ) -> float:  # Fraction of the image that its box covers
@@ -232,9 +252,11 @@ def near(
     "Tell whether the boxes overlap in height, with a gap of at most a tenth of the image between them"
     ax, ay, ax1, ay1 = a['box']
     bx, by, bx1, by1 = b['box']
-    return max(ax, bx) - min(ax1, bx1) <= 0.1 and min(ay1, by1) - max(ay, by) > 0.3 * min(ay1 - ay, by1 - by)
+    gap = max(ax, bx) - min(ax1, bx1)
+    overlap = min(ay1, by1) - max(ay, by)
+    return gap <= 0.1 and overlap > 0.3 * min(ay1 - ay, by1 - by)
 
-
+# %% ../../../nbs/datasets/world/15_captions.ipynb #73fe192a
 def third_of(
     thing: dict,  # An object of a scene
 ) -> str:  # 'left', 'right', 'middle' or ''
@@ -248,7 +270,7 @@ def third_of(
         return 'right'
     return 'middle' if 0.38 <= x <= 0.62 and 0.3 <= y <= 0.7 else ''
 
-
+# %% ../../../nbs/datasets/world/15_captions.ipynb #ef47573e
 _spots = dict(
     left=('on the left', 'on the left side', 'at the left', 'to the left'),
     right=('on the right', 'on the right side', 'at the right', 'to the right'),
@@ -296,7 +318,7 @@ class Person:
     lead: float = 0.15  # A picture of...
     weight: float = 1.0  # Relative frequency of this person
 
-
+# %% ../../../nbs/datasets/world/15_captions.ipynb #383d2be9
 class Voice:
     "One person describing one scene"
 
@@ -332,101 +354,114 @@ class Voice:
         groups = list(groups.values())
         if len(groups) < 2:
             return groups
-        keys = [self.random() * (math.sqrt(sum(map(_area, g))) * (1.5 if g[0]['action'] else 1) + 0.1) for g in groups]
+        keys = []
+        for g in groups:
+            active = 1.5 if g[0]['action'] else 1
+            keys.append(self.random() * (math.sqrt(sum(map(_area, g))) * active + 0.1))
         order = sorted(range(len(groups)), key=keys.__getitem__, reverse=True)
         kinds = len({g[0]['category'] for g in groups})
         max_groups = (kinds if kinds > 2 else len(groups)) - 1
         n = max(1, int(n * self.density + 0.5))
         return [groups[i] for i in order[: min(n, max(2, max_groups))]]
 
-    def name(
-        self,
-        objects: list,  # Objects of one category
-        count: str = None,  # Word for the number, '' for none; chosen if None
-        did: bool = False,  # Has the action been mentioned already?
-        plain: bool = False,  # Only the name?
-    ) -> str:  # 'a small dog', 'two red apples', 'several horses'
-        "Name the objects with their number, and with what this person likes to say about them"
-        o = objects[0]
-        n = len(objects)
-        p = self.p
-        words = []
-        if not plain:
-            size = _same(objects, 'size')
-            action = _same(objects, 'action')
-            color = _same(objects, 'color')
-            if self.maybe(p.size) and size in _sizes:
-                words.append(self.pick(_sizes[size]))
-            if not did and self.maybe(p.action * 0.3) and action in _before:
-                words.append(action)
-            if self.maybe(p.color) and color:
-                words.append(self.gray if color == 'gray' else color)
-        kinds = _kinds_of[o['category']]
-        if n == 1 and kinds and not count and self.maybe(p.kind):
-            words.append(self.pick(kinds))
-        else:
-            w = self.pick(_names(o['category'], _same(objects, 'variant'), _same(objects, 'size')))
-            words.append(w if n == 1 else plural(w))
-        text = ' '.join(words)
-        if count is not None:
-            return f'{count} {text}'.strip()
-        return article(text) if n == 1 else f'{self.pick(_numbers[n])} {text}'.strip()
+# %% ../../../nbs/datasets/world/15_captions.ipynb #1c970c35
+@patch
+def name(
+    self: Voice,
+    objects: list,  # Objects of one category
+    count: str = None,  # Word for the number, '' for none; chosen if None
+    did: bool = False,  # Has the action been mentioned already?
+    plain: bool = False,  # Only the name?
+) -> str:  # 'a small dog', 'two red apples', 'several horses'
+    "Name the objects with their number, and with what this person likes to say about them"
+    o = objects[0]
+    n = len(objects)
+    p = self.p
+    words = []
+    if not plain:
+        size = _same(objects, 'size')
+        action = _same(objects, 'action')
+        color = _same(objects, 'color')
+        if self.maybe(p.size) and size in _sizes:
+            words.append(self.pick(_sizes[size]))
+        if not did and self.maybe(p.action * 0.3) and action in _before:
+            words.append(action)
+        if self.maybe(p.color) and color:
+            words.append(self.gray if color == 'gray' else color)
+    kinds = _kinds_of[o['category']]
+    if n == 1 and kinds and not count and self.maybe(p.kind):
+        words.append(self.pick(kinds))
+    else:
+        w = self.pick(_names(o['category'], _same(objects, 'variant'), _same(objects, 'size')))
+        words.append(w if n == 1 else plural(w))
+    text = ' '.join(words)
+    if count is not None:
+        return f'{count} {text}'.strip()
+    return article(text) if n == 1 else f'{self.pick(_numbers[n])} {text}'.strip()
 
-    def doing(
-        self,
-        objects: list,  # Objects of one category
-    ) -> str:  # 'running', 'is running', 'runs'; '' if they do different things or nothing
-        "Say what the objects do, agreeing in number"
-        act = _same(objects, 'action')
-        if not act:
-            return ''
-        ing, (does, do) = _acts[act]
-        k = self.random()
-        if k < 0.45:
-            return self.pick(ing)
-        if k < 0.75:
-            return f'{_is(objects)} {self.pick(ing)}'
-        return does if len(objects) == 1 else do
+# %% ../../../nbs/datasets/world/15_captions.ipynb #61708722
+@patch
+def doing(
+    self: Voice,
+    objects: list,  # Objects of one category
+) -> str:  # 'running', 'is running', 'runs'; '' if they do different things or nothing
+    "Say what the objects do, agreeing in number"
+    act = _same(objects, 'action')
+    if not act:
+        return ''
+    ing, (does, do) = _acts[act]
+    k = self.random()
+    if k < 0.45:
+        return self.pick(ing)
+    if k < 0.75:
+        return f'{_is(objects)} {self.pick(ing)}'
+    return does if len(objects) == 1 else do
 
-    def place(
-        self,
-        objects: list = (),  # The objects that are described, if not all
-        chance: float = None,  # Probability of mentioning it; the person's habit if None
-    ) -> str:  # ' on the beach' with its space, or ''
-        "Say where the scene is"
-        if not self.maybe(self.p.place if chance is None else chance):
-            return ''
-        at, _, over = _places[self.setting]
-        act = _same(objects, 'action') if objects else None
-        if act == 'flying' and over and self.maybe(0.5):
-            return ' over ' + self.pick(over)
-        if act in _wet and self.maybe(0.5):
-            return _wet[act]
-        return ' ' + self.pick(at)
+# %% ../../../nbs/datasets/world/15_captions.ipynb #b8dd8cf1
+@patch
+def place(
+    self: Voice,
+    objects: list = (),  # The objects that are described, if not all
+    chance: float = None,  # Probability of mentioning it; the person's habit if None
+) -> str:  # ' on the beach' with its space, or ''
+    "Say where the scene is"
+    if not self.maybe(self.p.place if chance is None else chance):
+        return ''
+    at, _, over = _places[self.setting]
+    act = _same(objects, 'action') if objects else None
+    if act == 'flying' and over and self.maybe(0.5):
+        return ' over ' + self.pick(over)
+    if act in _wet and self.maybe(0.5):
+        return _wet[act]
+    return ' ' + self.pick(at)
 
-    def mention_neighbour(
-        self,
-        objects: list,  # The objects mentioned so far
-    ) -> str:  # ' with a tree behind it', or ''
-        "Mention an object of a different category, relative to the one that was mentioned"
-        if len(objects) > 1:
-            return ''
-        a = objects[0]
-        found = [(b, relation(b, a)) for b in self.objects if b['category'] != a['category']]
-        found = [(b, rel) for b, rel in found if rel]
-        if not found:
-            return ''
-        b, rel = self.pick(found)
-        return f' with {self.name([b])} {_its[rel]}'
+# %% ../../../nbs/datasets/world/15_captions.ipynb #a3746c2d
+@patch
+def mention_neighbour(
+    self: Voice,
+    objects: list,  # The objects mentioned so far
+) -> str:  # ' with a tree behind it', or ''
+    "Mention an object of a different category, relative to the one that was mentioned"
+    if len(objects) > 1:
+        return ''
+    a = objects[0]
+    found = [(b, relation(b, a)) for b in self.objects if b['category'] != a['category']]
+    found = [(b, rel) for b, rel in found if rel]
+    if not found:
+        return ''
+    b, rel = self.pick(found)
+    return f' with {self.name([b])} {_its[rel]}'
 
-    def join(
-        self,
-        parts: list,  # Phrases
-    ) -> str:  # One phrase
-        "Join the phrases by commas, *and*, *with*"
-        if len(parts) < 3:
-            return self.pick((' and ', ' and ', ' with ')).join(parts)
-        return ', '.join(parts[:-1]) + self.pick((' and ', ', and ')) + parts[-1]
+# %% ../../../nbs/datasets/world/15_captions.ipynb #ae7e9d15
+@patch
+def join(
+    self: Voice,
+    parts: list,  # Phrases
+) -> str:  # One phrase
+    "Join the phrases by commas, *and*, *with*"
+    if len(parts) < 3:
+        return self.pick((' and ', ' and ', ' with ')).join(parts)
+    return ', '.join(parts[:-1]) + self.pick((' and ', ', and ')) + parts[-1]
 
 # %% ../../../nbs/datasets/world/15_captions.ipynb #8f5f55ab
 def _list(v):
@@ -446,7 +481,7 @@ def _list(v):
         return v.pick(_leads) + ' ' + text
     return f'there {_is(ms[0])} {text}' if v.maybe(0.25) else text
 
-
+# %% ../../../nbs/datasets/world/15_captions.ipynb #86f9ff36
 def _colors(v):
     "Write a caption like 'the car is red and the house is blue' or 'a red car and a blue house'"
     ms = v.noticed(v.pick((1, 2, 2, 3)), each=True)
@@ -480,7 +515,7 @@ def _story(v):
         return text + f' {v.pick(_near) if close else "with"} {v.name(rest[0])}'
     return text
 
-
+# %% ../../../nbs/datasets/world/15_captions.ipynb #4a70d60f
 def _travel(v):
     "Write a caption like 'a sandy beach with two boats' or 'in the kitchen there is a cake'"
     at, see, _ = _places[v.setting]
@@ -493,7 +528,7 @@ def _travel(v):
         start = v.pick(('a view of ', 'a picture of ')) if v.maybe(v.p.lead) else ''
         return f'{start}{article(v.pick(see))} {v.pick(("with", "with", "where there " + _is(ms[0])))} {text}'
     act = v.doing(ms[0])
-    if act[:3] in ('is ', 'are') and v.maybe(0.6):
+    if act.startswith(('is ', 'are')) and v.maybe(0.6):
         return f'{v.pick(at)}, {v.name(ms[0], did=True)} {act}'
     there_is = f'there {_is(ms[0])}'
     return f'{v.pick(at)} {v.pick((there_is, there_is, there_is, "we see", "you see", "i see"))} {text}'
@@ -523,13 +558,12 @@ def _count(v):
     text = v.join([v.name(m, _digits[len(m)]) for m in ms]) + v.place()
     return f'there {_is(ms[0])} {text}' if v.maybe(0.35) else text
 
-
+# %% ../../../nbs/datasets/world/15_captions.ipynb #220ca9e6
 def _between(v, a):
     "Write a caption like 'a cat between a dog and a tree', or ''"
-    l, r = (
-        [b for b in v.objects if b['category'] != a['category'] and relation(a, b) == side]
-        for side in ('right', 'left')
-    )
+    others = [b for b in v.objects if b['category'] != a['category']]
+    l = [b for b in others if relation(a, b) == 'right']
+    r = [b for b in others if relation(a, b) == 'left']
     if not l or not r:
         return ''
     text = f'{v.name([a])} {v.pick(("", "is"))} between {v.name([v.pick(l)])} and {v.name([v.pick(r)])}'
@@ -565,7 +599,7 @@ def _pair(v):
     act = v.doing([a]) if v.maybe(v.p.action) else ''
     return f'{A} {act or v.pick(("", "is"))} {words} {B}'.replace('  ', ' ') + v.place()
 
-
+# %% ../../../nbs/datasets/world/15_captions.ipynb #8dd60282
 def _spread(v):
     "Write a caption like 'a cup on the left and a cake on the right', or ''"
     ms = [(m, third_of(m[0])) for m in v.noticed(4, each=True)]
@@ -583,7 +617,7 @@ def _spread(v):
         text += f' and {v.name(other[0][0])} {v.pick(_spots[other[0][1]])}'
     return text + v.place()
 
-
+# %% ../../../nbs/datasets/world/15_captions.ipynb #7bc452db
 def _terse(v):
     "Write a caption like 'dog and cat' or 'a red bus'"
     k = v.random()
@@ -628,7 +662,7 @@ def sentence(
         return text + '.'
     return text + ' .' if k > 0.95 else text
 
-
+# %% ../../../nbs/datasets/world/15_captions.ipynb #0258839e
 def captions(
     scene: dict,  # Annotation from `layout`
     *key,  # Identifies this set of captions, e.g. the scene's number
@@ -647,7 +681,7 @@ def captions(
         out.append(sentence(Voice(described, replace(person, **habits), r, density), r))
     return out
 
-
+# %% ../../../nbs/datasets/world/15_captions.ipynb #9a1f5cc7
 def _falsified(scene, r):
     "Copy the scene and give one of its objects a different category or colour"
     os = [dict(o) for o in scene['objects']]

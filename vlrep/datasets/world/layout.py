@@ -29,18 +29,27 @@ from vlrep.datasets.world.primitives import (
 )
 
 # %% ../../../nbs/datasets/world/10_layout.ipynb #b009224b
-_home = dict(
-    street='car bus bicycle dog cat house tree bird umbrella truck lamp',
-    beach='boat umbrella ball dog bird kite fish chair tree',
-    field='sheep horse tree flower kite dog house bird tent rabbit windmill mushroom',
-    snow='house tree dog bird horse rabbit ball tent sheep',
-    room='cat chair lamp ball cup flower dog table cactus apple',
-    night='house car tent tree cat bus lamp windmill truck plane',
-    forest='tree tent bird horse flower bicycle mushroom rabbit apple cat',
-    lake='boat fish bird tree house tent plane horse',
-    kitchen='cup apple banana cake cat chair flower lamp table mushroom',
-    desert='cactus tent car horse bird kite plane truck',
+def _split(table):
+    "Split the text of each entry into a tuple of words"
+    return {k: tuple(v.split()) for k, v in table.items()}
+
+
+_home = _split(
+    dict(
+        street='car bus bicycle dog cat house tree bird umbrella truck lamp',
+        beach='boat umbrella ball dog bird kite fish chair tree',
+        field='sheep horse tree flower kite dog house bird tent rabbit windmill mushroom',
+        snow='house tree dog bird horse rabbit ball tent sheep',
+        room='cat chair lamp ball cup flower dog table cactus apple',
+        night='house car tent tree cat bus lamp windmill truck plane',
+        forest='tree tent bird horse flower bicycle mushroom rabbit apple cat',
+        lake='boat fish bird tree house tent plane horse',
+        kitchen='cup apple banana cake cat chair flower lamp table mushroom',
+        desert='cactus tent car horse bird kite plane truck',
+    )
 )
+
+# %% ../../../nbs/datasets/world/10_layout.ipynb #32c7cb6b
 _size = dict(
     dog=0.78,
     cat=0.74,
@@ -73,20 +82,23 @@ _size = dict(
     windmill=1.1,
     table=0.95,
 )
-_tones = dict(
-    banana='yellow yellow green yellow brown',
-    apple='red green yellow red',
-    cactus='green green green yellow purple',
-    tree='green green orange yellow pink white green red',
-    sheep='white black gray brown white',
-    horse='brown black white gray orange',
-    dog='brown black white gray orange yellow',
-    cat='gray black white orange brown',
-    rabbit='white gray brown black',
-    table='brown white brown black red',
-    mushroom='red brown orange white purple',
+
+# %% ../../../nbs/datasets/world/10_layout.ipynb #6e504aef
+_tones = _split(
+    dict(
+        banana='yellow yellow green yellow brown',
+        apple='red green yellow red',
+        cactus='green green green yellow purple',
+        tree='green green orange yellow pink white green red',
+        sheep='white black gray brown white',
+        horse='brown black white gray orange',
+        dog='brown black white gray orange yellow',
+        cat='gray black white orange brown',
+        rabbit='white gray brown black',
+        table='brown white brown black red',
+        mushroom='red brown orange white purple',
+    )
 )
-_home, _tones = [{k: tuple(v.split()) for k, v in d.items()} for d in (_home, _tones)]
 
 # %% ../../../nbs/datasets/world/10_layout.ipynb #1046f116
 def zones(
@@ -110,7 +122,7 @@ def _u(r, a, b):
 def _pick(r, seq):
     return seq[int(r.random() * len(seq))]
 
-
+# %% ../../../nbs/datasets/world/10_layout.ipynb #065e7f91
 def _act(r, c, z, setting):
     "Choose what `c` does, or None, and in which zone: ground, sky or water"
     acts = ACTIONS[c]
@@ -118,17 +130,20 @@ def _act(r, c, z, setting):
     out = setting not in ('room', 'kitchen')
     if c in ('boat', 'fish'):
         return (_pick(r, acts), 'water') if z['water'] and q < 0.9 else (None, 'ground')
-    if c in ('bird', 'plane') and q < (0.65 if out else 0.3) or c == 'kite' and out and q < 0.85:
-        return 'flying', 'sky'
     if c in ('bird', 'plane'):
+        if q < (0.65 if out else 0.3):
+            return 'flying', 'sky'
         return next(a for a in acts if a != 'flying'), 'ground'
-    if c == 'kite' or not acts:
+    if c == 'kite':
+        return ('flying', 'sky') if out and q < 0.85 else (None, 'ground')
+    if not acts:
         return None, 'ground'
     if len(acts) == 1:
-        return acts[0] if q < (0.7 if setting == 'night' else 0.42) else None, 'ground'
+        chance = 0.7 if setting == 'night' else 0.42
+        return acts[0] if q < chance else None, 'ground'
     return _pick(r, acts), 'ground'
 
-
+# %% ../../../nbs/datasets/world/10_layout.ipynb #2c3ffafb
 def _coat(r, c, shifted):
     "Texture of one object: (pattern, waves per unit, turn, strength), or None"
     if r.random() < (0.55 if shifted else 0.68):
@@ -140,7 +155,7 @@ def _coat(r, c, shifted):
         strength = (0.45, 0.75)
     return _pick(r, names), _u(r, 0.9, 1.7), _u(r, 0, 3.14), _u(r, *strength)
 
-
+# %% ../../../nbs/datasets/world/10_layout.ipynb #94723eb1
 def _draw_appearance(r, c, color, action, shifted):
     "Draw one object's seed, tilt, proportions, colours and texture at random, as plain data"
     jit = 30 if shifted else 15
@@ -184,9 +199,11 @@ def hidden_fraction(
     h = min(a[3], b[3]) - max(a[1], b[1])
     if w <= 0 or h <= 0:
         return 0.0
-    return w * h / min((a[2] - a[0]) * (a[3] - a[1]), (b[2] - b[0]) * (b[3] - b[1]))
+    area_a = (a[2] - a[0]) * (a[3] - a[1])
+    area_b = (b[2] - b[0]) * (b[3] - b[1])
+    return w * h / min(area_a, area_b)
 
-
+# %% ../../../nbs/datasets/world/10_layout.ipynb #d7c34c75
 def _place(r, bb, s, zone, lo, *, hi, bounce, edge):
     "Choose a position at random: origin x, y, size and floor"
     if zone == 'sky':
@@ -196,7 +213,8 @@ def _place(r, bb, s, zone, lo, *, hi, bounce, edge):
         floor = 0.0
     else:
         floor = _u(r, lo, hi)
-        s = round(s * (0.86 + 0.22 * (floor - lo) / max(hi - lo, 0.05)), 4) if zone == 'ground' else s
+        if zone == 'ground':  # objects in front look larger
+            s = round(s * (0.86 + 0.22 * (floor - lo) / max(hi - lo, 0.05)), 4)
         floor = round(max(floor, min(0.985, s * (bb[3] - bb[1]) + 0.01)), 4)
         y = round(floor - s * bb[3] - bounce * s, 4)
     left = -edge - s * bb[0]
@@ -215,7 +233,8 @@ def _thing(r, c, setting, z, crowd, *, before, shifted):
         color = _pick(r, colors)
     action, zone = _act(r, c, z, setting)
     k = _u(r, *_pick(r, ((0.74, 0.84), (0.95, 1.1), (0.95, 1.1), (1.3, 1.5))))
-    s = round(_size[c] * 0.35 * k * crowd * (0.8 if zone == 'water' and setting == 'beach' else 1), 4)
+    far = 0.8 if zone == 'water' and setting == 'beach' else 1
+    s = round(_size[c] * 0.35 * k * crowd * far, 4)
     t = dict(
         category=c,
         group=GROUPS[c],
@@ -269,7 +288,9 @@ def layout(
     z = zones(setting, h)
     pool = CATEGORIES if shifted else SEEN
     q = r.random() ** (1 / number)
-    n = 1 + sum(q > p for p in ((0.18, 0.46, 0.72, 0.89) if shifted else (0.22, 0.52, 0.77, 0.91)))
+    limits = (0.18, 0.46, 0.72, 0.89) if shifted else (0.22, 0.52, 0.77, 0.91)
+    n = 1 + sum(q > p for p in limits)
+    crowd = (1.06, 1.0, 0.88, 0.8, 0.74)[n - 1]  # objects are smaller if there are many
     home = [c for c in _home[setting] if c in pool]
     cast = []
     objects = []
@@ -279,9 +300,7 @@ def layout(
         cast.append(cast[-1] if more else _pick(r, where))
     for c in cast:
         before = next((o['color'] for o in objects if o['category'] == c), None)
-        t, bb, zone, s = _thing(
-            r, c, setting, z, (1.06, 1.0, 0.88, 0.8, 0.74)[n - 1], before=before, shifted=shifted or odd()
-        )
+        t, bb, zone, s = _thing(r, c, setting, z, crowd, before=before, shifted=shifted or odd())
         if size != 1:
             s = round(min(s * size, 0.88 / (bb[2] - bb[0]), 0.88 / (bb[3] - bb[1])), 4)
         lo, hi = z[zone]
@@ -311,18 +330,15 @@ def _land(im, r, T, y, amp, top, bottom, *, waves, end=None):
     a = r.random() * 6.3
     b = r.random() * 6.3
     end = C if end is None else end
-    pts = [
-        (
-            C * i / 16,
-            y - amp * (0.5 * math.sin(waves * 6.28 * i / 16 + a) + 0.35 * math.sin(waves * 11 * i / 16 + b) + 0.3),
-        )
-        for i in range(17)
-    ]
+    pts = []
+    for i in range(17):
+        wave = 0.5 * math.sin(waves * 6.28 * i / 16 + a) + 0.35 * math.sin(waves * 11 * i / 16 + b) + 0.3
+        pts.append((C * i / 16, y - amp * wave))
     m = Image.new('L', im.size)
     ImageDraw.Draw(m).polygon(pts + [(C, end + 1), (0, end + 1)], fill=255)
     _grad(im, T(top), T(bottom), max(0, y - amp * 1.2), end, mask=m)
 
-
+# %% ../../../nbs/datasets/world/10_layout.ipynb #996ca268
 _skies = (
     ((122, 186, 236), (222, 238, 244)),
     ((148, 200, 232), (252, 236, 214)),
@@ -338,8 +354,9 @@ _odd_skies = (
     ((96, 130, 178), (190, 206, 200)),
 )
 
-
+# %% ../../../nbs/datasets/world/10_layout.ipynb #fb57149e
 def _sky(im, r, h, mood, odd):
+    "Sky down to height `h`, with a low sun in two of the moods, and up to three clouds"
     C = im.size[0]
     top, bot = (_odd_skies if odd else _skies)[mood]
     _grad(im, top, bot, 0, h + 1)
@@ -353,7 +370,7 @@ def _sky(im, r, h, mood, odd):
         for dx, dy, k in ((-0.8, 0.1, 0.7), (0, -0.15, 1.0), (0.8, 0.1, 0.75), (0.2, 0.2, 0.9)):
             spot(im, (255, 253, 248), x + dx * w, y + dy * w, w * k, ry=w * k * 0.62, strength=0.85)
 
-
+# %% ../../../nbs/datasets/world/10_layout.ipynb #f0730e60
 def _specks(d, r, C, y0, y1, *, n, color, w, h):
     "Draw `n` specks between two heights, of about `w` by `h` of the side; lower ones are larger"
     w *= C
@@ -365,43 +382,40 @@ def _specks(d, r, C, y0, y1, *, n, color, w, h):
         d.ellipse((x - w * k, y - h * k, x + w * k, y + h * k), fill=color)
 
 # %% ../../../nbs/datasets/world/10_layout.ipynb #8c88a012
+def _house_front(d, r, T, x, *, h, C):
+    "Draw a house front with windows, from `x` on; return its width"
+    w = C * (0.13 + 0.13 * r.random())
+    t = h * (0.12 + 0.5 * r.random())
+    cols = [(226, 176, 150), (200, 186, 206), (176, 196, 206), (232, 208, 166), (196, 150, 140), (172, 190, 172)]
+    c = T(_pick(r, cols))
+    d.rectangle((x, t, x + w, h), fill=c)
+    d.rectangle((x, t, x + w, t + C * 0.02), fill=mix(c, (60, 50, 80), 0.25))
+    s = C * 0.034
+    d.rectangle((x + w - C * 0.015, t, x + w, h), fill=mix(c, (60, 50, 80), 0.14))
+    lit = r.random() < 0.5
+    for i in range(max(1, int(w / (2.1 * s)))):
+        for j in range(int((h - t - s * 2) / (2.3 * s))):
+            X = x + s * 0.8 + i * 2.1 * s
+            Y = t + s * 1.3 + j * 2.3 * s
+            pane = T((250, 228, 160)) if lit and (i + j) % 3 == 0 else mix(c, (70, 90, 120), 0.45)
+            d.rectangle((X, Y, X + s, Y + s * 1.3), fill=pane)
+    return w
+
+
 def _street(im, d, r, h, T):
     C = im.size[0]
     x = -C * 0.05
-    cols = [(226, 176, 150), (200, 186, 206), (176, 196, 206), (232, 208, 166), (196, 150, 140), (172, 190, 172)]
     while x < C:
-        w = C * (0.13 + 0.13 * r.random())
-        t = h * (0.12 + 0.5 * r.random())
-        c = T(_pick(r, cols))
-        d.rectangle((x, t, x + w, h), fill=c)
-        d.rectangle((x, t, x + w, t + C * 0.02), fill=mix(c, (60, 50, 80), 0.25))
-        s = C * 0.034
-        d.rectangle((x + w - C * 0.015, t, x + w, h), fill=mix(c, (60, 50, 80), 0.14))
-        lit = r.random() < 0.5
-        for i in range(max(1, int(w / (2.1 * s)))):
-            for j in range(int((h - t - s * 2) / (2.3 * s))):
-                X = x + s * 0.8 + i * 2.1 * s
-                Y = t + s * 1.3 + j * 2.3 * s
-                d.rectangle(
-                    (X, Y, X + s, Y + s * 1.3),
-                    fill=T((250, 228, 160)) if lit and (i + j) % 3 == 0 else mix(c, (70, 90, 120), 0.45),
-                )
-        x += w
+        x += _house_front(d, r, T, x, h=h, C=C)
     _grad(im, T((196, 192, 192)), T((178, 174, 178)), h, h + (C - h) * 0.24)
     d.rectangle((0, h + (C - h) * 0.24, C, h + (C - h) * 0.27), fill=T((142, 138, 146)))
     _grad(im, T((118, 116, 126)), T((92, 90, 104)), h + (C - h) * 0.27, C)
     y = h + (C - h) * 0.62
     o = r.random() * C * 0.2
     for i in range(-1, 6):
-        d.polygon(
-            [
-                (o + i * C * 0.22, y),
-                (o + i * C * 0.22 + C * 0.12, y),
-                (o + i * C * 0.22 + C * 0.11, y + C * 0.025),
-                (o + i * C * 0.22 - C * 0.01, y + C * 0.025),
-            ],
-            fill=T((240, 230, 196)),
-        )
+        x = o + i * C * 0.22
+        dash = [(x, y), (x + C * 0.12, y), (x + C * 0.11, y + C * 0.025), (x - C * 0.01, y + C * 0.025)]
+        d.polygon(dash, fill=T((240, 230, 196)))
 
 # %% ../../../nbs/datasets/world/10_layout.ipynb #8644517d
 def _beach(im, d, r, h, T):
@@ -555,10 +569,8 @@ def _lake(im, d, r, h, T):
             d.line(line, fill=T((104, 148, 80)), width=max(1, C // 100))
 
 # %% ../../../nbs/datasets/world/10_layout.ipynb #a53ada0f
-def _room(im, d, r, h, T):
-    C = im.size[0]
-    w = T(_pick(r, [(236, 214, 178), (196, 214, 204), (232, 198, 190), (192, 206, 226), (220, 206, 226)]))
-    _grad(im, mix(w, (255, 255, 250), 0.25), w, 0, h + 1)
+def _wallpaper(d, r, h, w, C):
+    "Draw dots or stripes onto a wall of colour `w`"
     dots = r.random() < 0.5
     s = C * 0.09
     for i in range(12):
@@ -570,6 +582,11 @@ def _room(im, d, r, h, T):
                 d.ellipse((x - q, y - q, x + q, y + q), fill=mix(w, (255, 255, 255), 0.4))
         else:
             d.rectangle((i * s, 0, i * s + s * 0.45, h), fill=mix(w, (255, 255, 255), 0.28))
+
+# %% ../../../nbs/datasets/world/10_layout.ipynb #6bc23d50
+def _window(im, d, r, h, T):
+    "Draw a window with a view of the sky, and its curtains"
+    C = im.size[0]
     x = C * _pick(r, (0.08, 0.58))
     y = h * 0.14
     k = C * 0.32
@@ -591,6 +608,22 @@ def _room(im, d, r, h, T):
             ],
             fill=c,
         )
+
+# %% ../../../nbs/datasets/world/10_layout.ipynb #39e80673
+def _rug(d, r, T, C):
+    "Draw an oval rug with a border"
+    c2 = T(_pick(r, [(206, 120, 110), (120, 150, 170), (232, 204, 150), (140, 160, 120)]))
+    X = C * (0.3 + 0.4 * r.random())
+    d.ellipse((X - C * 0.38, C * 0.74, X + C * 0.38, C * 0.95), fill=c2)
+    d.ellipse((X - C * 0.32, C * 0.765, X + C * 0.32, C * 0.925), fill=mix(c2, (255, 250, 235), 0.35))
+
+
+def _room(im, d, r, h, T):
+    C = im.size[0]
+    w = T(_pick(r, [(236, 214, 178), (196, 214, 204), (232, 198, 190), (192, 206, 226), (220, 206, 226)]))
+    _grad(im, mix(w, (255, 255, 250), 0.25), w, 0, h + 1)
+    _wallpaper(d, r, h, w, C)
+    _window(im, d, r, h, T)
     f = T(_pick(r, [(196, 148, 104), (172, 124, 92), (212, 176, 134)]))
     _grad(im, mix(f, (60, 40, 60), 0.12), mix(f, (255, 240, 210), 0.12), h, C)
     d.rectangle((0, h - C * 0.015, C, h + C * 0.015), fill=(244, 238, 228))
@@ -601,12 +634,46 @@ def _room(im, d, r, h, T):
             width=max(1, C // 120),
         )
     if r.random() < 0.6:
-        c2 = T(_pick(r, [(206, 120, 110), (120, 150, 170), (232, 204, 150), (140, 160, 120)]))
-        X = C * (0.3 + 0.4 * r.random())
-        d.ellipse((X - C * 0.38, C * 0.74, X + C * 0.38, C * 0.95), fill=c2)
-        d.ellipse((X - C * 0.32, C * 0.765, X + C * 0.32, C * 0.925), fill=mix(c2, (255, 250, 235), 0.35))
+        _rug(d, r, T, C)
 
 # %% ../../../nbs/datasets/world/10_layout.ipynb #be8191b4
+def _jars(d, r, T, y, C):
+    "Draw jars on a shelf at height `y`"
+    x = C * 0.04
+    while x < C * 0.95:
+        k = C * (0.03 + 0.025 * r.random())
+        t = C * (0.06 + 0.06 * r.random())
+        c = T(_pick(r, [(220, 120, 96), (120, 160, 150), (240, 206, 120), (232, 232, 224), (140, 120, 160)]))
+        if r.random() < 0.7:
+            d.rectangle((x, y - t, x + 2 * k, y), fill=c)
+            d.rectangle((x + k * 0.3, y - t - C * 0.018, x + k * 1.7, y - t), fill=mix(c, (60, 40, 60), 0.3))
+            d.rectangle((x + k * 0.25, y - t * 0.8, x + k * 0.5, y - t * 0.2), fill=mix(c, (255, 255, 255), 0.5))
+        x += 2.6 * k
+
+# %% ../../../nbs/datasets/world/10_layout.ipynb #44bb8c46
+def _tablecloth(d, r, h, T, C):
+    "Draw a checked tablecloth, which is wider in front"
+    c = T(_pick(r, [(212, 96, 88), (96, 136, 190), (110, 160, 110)]))
+    y0 = h + (C - h) * 0.24
+    q = C * 0.1
+    e = (C - y0) * 0.11
+
+    def edge(y, i):
+        return C * 0.5 + (i - 5) * q * (0.8 + 0.5 * (y - y0) / (C - y0)), y
+
+    def checks(y, y1, t):
+        for i in range(-1, 11):
+            pts = edge(y, i), edge(y1, i), edge(y1, i + 0.5), edge(y, i + 0.5)
+            d.polygon(pts, fill=mix(c, (255, 255, 255), t))
+
+    d.rectangle((0, y0, C, C), fill=(248, 244, 236))
+    checks(y0, C, 0.62)
+    for j in range(4):
+        y = y0 + (C - y0) * (0.02 + 0.26 * j)
+        d.rectangle((0, y, C, y + e), fill=mix(c, (255, 255, 255), 0.5))
+        checks(y, y + e, 0.2)
+
+# %% ../../../nbs/datasets/world/10_layout.ipynb #0e5c8876
 def _kitchen(im, d, r, h, T):
     C = im.size[0]
     w = T(_pick(r, [(222, 232, 226), (236, 226, 206), (206, 222, 232), (240, 218, 206)]))
@@ -619,39 +686,12 @@ def _kitchen(im, d, r, h, T):
     y = h * 0.42
     d.rectangle((0, y, C, y + C * 0.025), fill=T((168, 120, 82)))
     d.rectangle((0, y + C * 0.025, C, y + C * 0.035), fill=T((120, 84, 62)))
-    x = C * 0.04
-    while x < C * 0.95:
-        k = C * (0.03 + 0.025 * r.random())
-        t = C * (0.06 + 0.06 * r.random())
-        c = T(_pick(r, [(220, 120, 96), (120, 160, 150), (240, 206, 120), (232, 232, 224), (140, 120, 160)]))
-        if r.random() < 0.7:
-            d.rectangle((x, y - t, x + 2 * k, y), fill=c)
-            d.rectangle((x + k * 0.3, y - t - C * 0.018, x + k * 1.7, y - t), fill=mix(c, (60, 40, 60), 0.3))
-            d.rectangle((x + k * 0.25, y - t * 0.8, x + k * 0.5, y - t * 0.2), fill=mix(c, (255, 255, 255), 0.5))
-        x += 2.6 * k
+    _jars(d, r, T, y, C)
     f = T(_pick(r, [(206, 162, 116), (232, 214, 184), (190, 206, 200)]))
     _grad(im, mix(f, (255, 255, 255), 0.2), mix(f, (90, 60, 70), 0.16), h, C)
     d.rectangle((0, h - C * 0.012, C, h + C * 0.018), fill=mix(f, (70, 50, 60), 0.3))
     if r.random() < 0.75:
-        c = T(_pick(r, [(212, 96, 88), (96, 136, 190), (110, 160, 110)]))
-        y0 = h + (C - h) * 0.24
-        q = C * 0.1
-        e = (C - y0) * 0.11
-
-        def edge(y, i):
-            return C * 0.5 + (i - 5) * q * (0.8 + 0.5 * (y - y0) / (C - y0)), y
-
-        def checks(y, y1, t):
-            for i in range(-1, 11):
-                pts = edge(y, i), edge(y1, i), edge(y1, i + 0.5), edge(y, i + 0.5)
-                d.polygon(pts, fill=mix(c, (255, 255, 255), t))
-
-        d.rectangle((0, y0, C, C), fill=(248, 244, 236))
-        checks(y0, C, 0.62)
-        for j in range(4):
-            y = y0 + (C - y0) * (0.02 + 0.26 * j)
-            d.rectangle((0, y, C, y + e), fill=mix(c, (255, 255, 255), 0.5))
-            checks(y, y + e, 0.2)
+        _tablecloth(d, r, h, T, C)
 
 # %% ../../../nbs/datasets/world/10_layout.ipynb #a874512d
 _paint = dict(
@@ -743,7 +783,7 @@ def _effects(im, fx, pal, s, strength, *, shade):
             color = tuple(int(c * t) for c, t in zip(color, shade))
         im.paste(color, (x0 - q, y0 - q), m.filter(ImageFilter.BoxBlur(k)))
 
-
+# %% ../../../nbs/datasets/world/10_layout.ipynb #bde78bf5
 def _mirror(im, own, pal, y1, s):
     "Draw a faint, flattened reflection below `y1`"
     x0, _, x1, _ = own.box
@@ -755,8 +795,9 @@ def _mirror(im, own, pal, y1, s):
         d.polygon([(x - ox, (y1 - y) * 0.35) for x, y in ps], fill=70)
     im.paste(pal['dark'], (ox, int(y1)), m)
 
-
+# %% ../../../nbs/datasets/world/10_layout.ipynb #0c2f1fe8
 def _foam(im, cx, y1, w, s, *, action):
+    "Draw the water line of an object, or two rings of foam if it moves"
     d = ImageDraw.Draw(im)
     t = max(1, int(0.035 * s))
     c = (238, 247, 248)
@@ -811,12 +852,16 @@ def render(
     x = np.asarray(im.reduce(2), dtype=np.float32)
     i = int(r.random() * 256)
     j = int(r.random() * 256)
-    g = np.take(np.take(_grain, np.arange(i, i + size) % 256, 0), np.arange(j, j + size) % 256, 1)[..., None]
+    rows = np.arange(i, i + size) % 256
+    columns = np.arange(j, j + size) % 256
+    g = _grain[rows[:, None], columns][..., None]
     if not odd:
         return np.uint8(np.clip(x + 2.2 * g, 0, 255))
     gain = np.float32([_u(r, 0.84, 1.12) for _ in range(3)])
     c = _u(r, 0.8, 1.05)
-    return np.uint8(np.clip((x * gain - 128) * c + 128 + _u(r, -14, 14) + _u(r, 4, 9) * g, 0, 255))
+    light = _u(r, -14, 14)
+    noise = _u(r, 4, 9)
+    return np.uint8(np.clip((x * gain - 128) * c + 128 + light + noise * g, 0, 255))
 
 # %% ../../../nbs/datasets/world/10_layout.ipynb #4ff36144
 def relation(
@@ -826,7 +871,9 @@ def relation(
     "Name where `a` is as seen from `b`"
     p = a['box']
     q = b['box']
-    dx, dy = (round(p[i] + p[i + 2] - (q[i] + q[i + 2]), 6) / 2 for i in (0, 1))
+    # from centre to centre
+    dx = round(p[0] + p[2] - (q[0] + q[2]), 6) / 2
+    dy = round(p[1] + p[3] - (q[1] + q[3]), 6) / 2
     if hidden_fraction(p, q) > 0.15:
         return 'behind' if a['depth'] < b['depth'] else 'front'
     if abs(dy) > max(0.2, abs(dx)) and (p[3] <= q[1] + 0.05 or q[3] <= p[1] + 0.05):
