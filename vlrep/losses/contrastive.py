@@ -73,7 +73,12 @@ def info_nce(
         s = (a / temperature).to(a.dtype) @ all_b.T  # a learned temperature may be float64
         loss = _choose(s, first, include_positive, group=group)
         if direction == 'symmetric':
-            back = s.T if len(a) == len(all_a) else (b / temperature).to(b.dtype) @ all_a.T
-            loss = (loss + _choose(back, first, include_positive, group=group)) / 2
-    total = loss.sum() if own == len(a) else loss.sum() * (own / len(a))
+            if len(a) == len(all_a):
+                s_t2i = s.T
+            else:
+                s_t2i = (b / temperature).to(b.dtype) @ all_a.T
+            loss = (loss + _choose(s_t2i, first, include_positive, group=group)) / 2
+    total = loss.sum()
+    if own < len(a):  # of the loss of all pairs, this process returns its fraction
+        total = total * (own / len(a))
     return total, torch.tensor(own, device=a.device)

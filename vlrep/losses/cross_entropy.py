@@ -21,7 +21,9 @@ def caption_loss(
     VirTex's equation 1, with the sign and the mean of its code.
     """
     logits = logits.flatten(0, -2).float()
-    return F.cross_entropy(logits, target.flatten(), ignore_index=pad, reduction='sum'), (target != pad).sum()
+    total = F.cross_entropy(logits, target.flatten(), ignore_index=pad, reduction='sum')
+    count = (target != pad).sum()
+    return total, count
 
 # %% ../../nbs/losses/10_cross_entropy.ipynb #5620f1e2
 class _TokenNats(torch.autograd.Function):
@@ -29,7 +31,8 @@ class _TokenNats(torch.autograd.Function):
 
     @staticmethod
     def scores(hidden, weight, bias, dtype):
-        return F.linear(*(x.to(dtype) for x in (hidden, weight, bias))).float()
+        scores = F.linear(hidden.to(dtype), weight.to(dtype), bias.to(dtype))
+        return scores.float()
 
     @staticmethod
     def forward(ctx, *inputs):
@@ -50,18 +53,24 @@ class _TokenNats(torch.autograd.Function):
     def backward(ctx, grad):
         hidden, weight, bias, target, logsum = ctx.saved_tensors
         chunk, dtype = ctx.how
-        gh, gw, gb = (torch.zeros_like(x) for x in (hidden, weight, bias))
+        grad_hidden = torch.zeros_like(hidden)
+        grad_weight = torch.zeros_like(weight)
+        grad_bias = torch.zeros_like(bias)
         for i in range(0, len(hidden), chunk):
             at = slice(i, i + chunk)
-            p = _TokenNats.scores(hidden[at], weight, bias, dtype).sub_(logsum[at, None]).exp_()
+            s = _TokenNats.scores(hidden[at], weight, bias, dtype)
+            p = s.sub_(logsum[at, None]).exp_()
             p.scatter_add_(1, target[at, None], p.new_full((len(p), 1), -1.0))  # p - y
             p.mul_(grad[at, None])
-            gb += p.sum(0)
+            grad_bias += p.sum(0)
             p = p.to(dtype)
-            gh[at] = p @ weight.to(dtype)
+            grad_hidden[at] = p @ weight.to(dtype)
             h = hidden[at].to(dtype)
-            gw = gw.addmm_(p.T, h) if gw.dtype == dtype else gw.add_(p.T @ h)
-        return gh, gw, gb, None, None
+            if grad_weight.dtype == dtype:
+                grad_weight.addmm_(p.T, h)
+            else:
+                grad_weight.add_(p.T @ h)
+        return grad_hidden, grad_weight, grad_bias, None, None
 
 # %% ../../nbs/losses/10_cross_entropy.ipynb #5620f1e3
 def chunked_nll(
@@ -87,7 +96,8 @@ def soft_target_cross_entropy(
         raise ValueError(f'logits {tuple(logits.shape)} do not fit targets {tuple(targets.shape)}')
     k = targets.sum(1, keepdim=True)
     y = targets.float() / k.clamp(min=1)
-    return -(y * logits.float().log_softmax(1)).sum(), (k > 0).sum()
+    logp = logits.float().log_softmax(1)
+    return -(y * logp).sum(), (k > 0).sum()
 
 # %% ../../nbs/losses/10_cross_entropy.ipynb #d8fada1a
 def multilabel_loss(

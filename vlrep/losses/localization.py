@@ -28,9 +28,9 @@ def attention_maps(
 # %% ../../nbs/losses/30_localization.ipynb #32cfa6cc
 def localisation_loss(
     attn: Tensor,  # Attention of each token, from `attention_maps` (b,s,h,w)
-    mask: Tensor,  # Where the mouse was meanwhile, bool (b,s,h,w); a row without any cell is left out
-    norm: str = 'row',  # Where the mouse was during each token, bool (b,s,h,w); empty rows are left out
-    # row: mean over the tokens' distances; tensor: one distance per sample (eq. 3);
+    mask: Tensor,  # Where the mouse was during each token, bool (b,s,h,w); a row without any cell is left out
+    norm: str = 'row',  # row: mean over the tokens' distances; tensor: one distance per sample (eq. 3);
+    # tensor_l1: the same, but each row of the mask is divided by its area first
     eps: float = 1e-8,  # Added under the root, whose gradient at 0 is infinite
 ) -> tuple:  # Total (), between 0 and the root of 2 per sample; number of samples that have a mask ()
     "Sum over samples the distance between attention and trace, both scaled to unit length (LocTex eq. 3)"
@@ -38,15 +38,17 @@ def localisation_loss(
         raise ValueError(f'attn {tuple(attn.shape)} and mask {tuple(mask.shape)}: both must be (b,s,h,w)')
     if norm not in ('row', 'tensor', 'tensor_l1'):
         raise did_you_mean('norm', norm, ('row', 'tensor', 'tensor_l1'))
-    # (b,s,cells)
-    m = attn.float().flatten(2)
+    m = attn.float().flatten(2)  # (b,s,cells)
     t = mask.float().flatten(2)
-    real = t.any(2)  # (b,s)
-    some = real.any(1)  # (b,)
-    if norm != 'row':
-        if norm == 'tensor_l1':
-            t = t / t.sum(2, keepdim=True).clamp(min=1)
-        m, t = ((x * real[..., None]).flatten(1)[:, None] for x in (m, t))
-        real = some[:, None]  # one long row per sample
-    d = ((F.normalize(m, dim=2) - F.normalize(t, dim=2)).square().sum(2) + eps).sqrt()  # (b,s) or (b,1)
-    return (d * real).sum(1).div(real.sum(1).clamp(min=1)).sum(), some.sum()
+    has_mask = t.any(2)  # (b,s)
+    counted = has_mask.any(1)  # (b,)
+    if norm == 'tensor_l1':
+        t = t / t.sum(2, keepdim=True).clamp(min=1)
+    if norm != 'row':  # all rows with a mask become one long row per sample
+        m = (m * has_mask[..., None]).flatten(1)[:, None]
+        t = (t * has_mask[..., None]).flatten(1)[:, None]
+        has_mask = counted[:, None]
+    difference = F.normalize(m, dim=2) - F.normalize(t, dim=2)
+    distance = (difference.square().sum(2) + eps).sqrt()  # (b,s) or (b,1)
+    mean = (distance * has_mask).sum(1) / has_mask.sum(1).clamp(min=1)
+    return mean.sum(), counted.sum()

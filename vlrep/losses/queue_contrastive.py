@@ -24,7 +24,7 @@ def _logits(pos, neg, temperature, ignore):
         x[:, 1:].masked_fill_(ignore, -torch.inf)
     return x
 
-
+# %% ../../nbs/losses/25_queue_contrastive.ipynb #f2c90d54
 def _added(each, rows):
     "Return total and count over the rows that are counted"
     if rows is None:
@@ -55,7 +55,7 @@ def shared_tag_mask(
     shared = tags.float() @ others.float().T
     return shared > threshold if strict else shared >= threshold
 
-
+# %% ../../nbs/losses/25_queue_contrastive.ipynb #3d3e91b4
 def multi_positive_nce(
     pos: Tensor,
     neg: Tensor,  # As for `queue_nce`
@@ -67,12 +67,17 @@ def multi_positive_nce(
     rows: Tensor = None,  # As for `queue_nce`
 ) -> tuple:  # Total nats (), number of queries ()
     "Cross-entropy of each query, averaged over all of its positives (MCT eq. 5)"
-    x = _logits(pos, neg, temperature, None if ignore is None else ignore & ~same)
-    answer = torch.cat([torch.full_like(same[:, :1], include_own), same], 1)
-    n = answer.sum(1)
-    each = x.logsumexp(1) - x.masked_fill(~answer, 0).sum(1) / n.clamp(min=1)
+    if ignore is not None:
+        ignore = ignore & ~same
+    x = _logits(pos, neg, temperature, ignore)
+    own = torch.full_like(same[:, :1], include_own)
+    positive = torch.cat([own, same], 1)
+    n = positive.sum(1)
+    mean_positive = x.masked_fill(~positive, 0).sum(1) / n.clamp(min=1)
+    each = x.logsumexp(1) - mean_positive
     if not include_own:
-        rows = n > 0 if rows is None else rows & (n > 0)
+        has_positive = n > 0
+        rows = has_positive if rows is None else rows & has_positive
     return _added(each, rows)
 
 # %% ../../nbs/losses/25_queue_contrastive.ipynb #cdcee918
@@ -88,10 +93,12 @@ def queue_hinge(
     "Hinge loss: how far the negatives come within `margin` of the positive key, summed (MCT eq. 11)"
     if reduction not in ('sum', 'mean'):
         raise ValueError(f'reduction={reduction!r}: sum or mean')
-    each = (margin - _full(pos)[:, None] + _full(neg)).clamp(min=0)
+    excess = margin - _full(pos)[:, None] + _full(neg)
+    each = excess.clamp(min=0)
     if ignore is not None:
         each = each.masked_fill(ignore, 0)
     total = each.sum(1)
     if reduction == 'mean':
-        total = total / (neg.shape[1] if ignore is None else (~ignore).sum(1).clamp(min=1))
+        keys = neg.shape[1] if ignore is None else (~ignore).sum(1).clamp(min=1)
+        total = total / keys
     return _added(total, rows)

@@ -38,7 +38,8 @@ def read_state(
     if not isinstance(out, dict):
         raise ValueError(f'{path}: contains no weights, but a {type(out).__name__}')
     stores = [t.untyped_storage() for t in _flat(out, path).values() if t.layout == torch.strided]
-    claimed = sum({s._cdata: s.nbytes() for s in stores}.values())
+    sizes = {s._cdata: s.nbytes() for s in stores}  # tensors may share a storage
+    claimed = sum(sizes.values())
     size = path.stat().st_size
     if claimed > size:
         raise ValueError(
@@ -46,7 +47,7 @@ def read_state(
         )
     return out
 
-
+# %% ../../nbs/models/50_backbone_weights.ipynb #2aacaf08
 _DEEPEST = 1000  # Maximum length of a tensor's name
 
 
@@ -71,11 +72,6 @@ def _flat(state, name):
     return out
 
 # %% ../../nbs/models/50_backbone_weights.ipynb #cfc32cfe
-def _opened(source):
-    "Return the weights in the file or dict `source`, and their name for messages"
-    return (read_state(source), str(source)) if isinstance(source, (str, Path)) else (source, 'weights')
-
-
 # Parts of the names of networks that are evaluated, and of those that only compute targets (k as in encoder_k)
 _PREFERRED = {'teacher', 'ema', 'averaged', 'swa'}
 _AVOIDED = {'momentum', 'target', 'slow', 'k'}
@@ -88,7 +84,7 @@ def _rank(prefix):
         return 0
     return 2 if pieces & _AVOIDED else 1
 
-
+# %% ../../nbs/models/50_backbone_weights.ipynb #cb99714a
 def network_prefix(
     weights: dict[str, Tensor],  # Names with dots -> tensors
     names: tuple[str, ...],  # Some names of the network, by which it is found
@@ -105,7 +101,8 @@ def network_prefix(
         if p == first or _rank(p) > _rank(first):
             continue
         other = _below(weights, p)
-        if other.keys() != network.keys() or not all(torch.equal(v, network[k]) for k, v in other.items()):
+        same = other.keys() == network.keys() and all(torch.equal(v, network[k]) for k, v in other.items())
+        if not same:
             raise ValueError(
                 f'{source}: contains several networks, {first}* and {p}*: save the one that is meant: {SAVE_WEIGHTS}'
             )
@@ -115,6 +112,13 @@ def network_prefix(
 def _below(weights, prefix):
     "Return the weights with a prefix, and remove it from their names"
     return {k.removeprefix(prefix): v for k, v in weights.items() if k.startswith(prefix)}
+
+# %% ../../nbs/models/50_backbone_weights.ipynb #fa41a08b
+def _opened(source):
+    "Return the weights in the file or dict `source`, and their name for messages"
+    if isinstance(source, (str, Path)):
+        return read_state(source), str(source)
+    return source, 'weights'
 
 
 def network_weights(
@@ -137,7 +141,8 @@ def network_weights(
 # %% ../../nbs/models/50_backbone_weights.ipynb #0eec6944
 def _listed(names):
     "Join the first twelve names and the number of the others"
-    return ', '.join(names[:12]) + (f' and {len(names) - 12} more' if len(names) > 12 else '')
+    text = ', '.join(names[:12])
+    return text if len(names) <= 12 else f'{text} and {len(names) - 12} more'
 
 
 def _some(names):
@@ -146,16 +151,14 @@ def _some(names):
 
 def _check(state, want, name, problem='the weights do not fit'):
     "Raise a `ValueError` unless `state` has the names (except BatchNorm's counters) and shapes of `want`"
-    kinds = {
-        'missing': [k for k in want.keys() - state.keys() if not k.endswith('num_batches_tracked')],
-        'unexpected': state.keys() - want.keys(),
-        'of a different shape': [
-            f'{k} {tuple(state[k].shape)} instead of {tuple(want[k].shape)}'
-            for k in want.keys() & state.keys()
-            if want[k].shape != state[k].shape
-        ],
-    }
-    if misfits := [f'{what}: {_some(names)}' for what, names in kinds.items() if names]:
+    missing = [k for k in want.keys() - state.keys() if not k.endswith('num_batches_tracked')]
+    different = []
+    for k in want.keys() & state.keys():
+        if want[k].shape != state[k].shape:
+            different.append(f'{k} {tuple(state[k].shape)} instead of {tuple(want[k].shape)}')
+    kinds = {'missing': missing, 'unexpected': state.keys() - want.keys(), 'of a different shape': different}
+    misfits = [f'{what}: {_some(names)}' for what, names in kinds.items() if names]
+    if misfits:
         raise ValueError(f'{name}: {problem}; {"; ".join(misfits)}')
     check_weights(state, name, want)
 
@@ -164,9 +167,14 @@ def _groups(names, before):
     "List tensors outside a network with prefix `before`, grouped by module: 'queue, fc.* (2)'"
     own = before.split('.')
     heads = []
-    for parts in (n.split('.') for n in names):
-        same = next((i for i, (a, b) in enumerate(zip(parts, own)) if a != b), min(len(parts), len(own)) - 1)
-        heads.append('.'.join(parts[: same + 1]) + ('.*' if len(parts) > same + 1 else ''))
+    for name in names:
+        parts = name.split('.')
+        most = min(len(parts), len(own)) - 1
+        same = 0  # leading parts that the name shares with the network
+        while same < most and parts[same] == own[same]:
+            same += 1
+        head = '.'.join(parts[: same + 1])
+        heads.append(head if len(parts) == same + 1 else f'{head}.*')
     counts = Counter(heads)
     return _listed([f'{h} ({n})' if h.endswith('*') else h for h, n in counts.items()])
 
@@ -181,8 +189,14 @@ def _log_found(log, name, before, rest):
     if log and parts:
         log(f'{name}: ' + '; '.join(parts))
 
-
+# %% ../../nbs/models/50_backbone_weights.ipynb #c6c1a85d
 _CHILDREN = {'0': 'conv1', '1': 'bn1', '4': 'layer1', '5': 'layer2', '6': 'layer3', '7': 'layer4'}  # In nn.Sequential
+
+
+def _named(key):
+    "Replace the number at the beginning of a name by torchvision's name of the layer"
+    number, dot, rest = key.partition('.')
+    return _CHILDREN[number] + dot + rest if dot and number in _CHILDREN else key
 
 
 def load_backbone(
@@ -196,7 +210,7 @@ def load_backbone(
     own, rest, before, name = network_weights(source, ('conv1.weight', 'layer1.0.conv1.weight'))
     if before is None:
         own, rest, before, name = network_weights(source, ('0.weight', '4.0.conv1.weight'))
-        own = {re.sub(r'^\d+(?=\.)', lambda m: _CHILDREN.get(m[0], m[0]), k): v for k, v in own.items()}
+        own = {_named(k): v for k, v in own.items()}
     if before is None:
         raise ValueError(
             f'{name}: contains no ResNet: no names end in conv1.weight and layer1.0.conv1.weight; it has '
@@ -209,5 +223,6 @@ def load_backbone(
         _check(net, make_backbone(*shape).state_dict(), name)
     out = make_backbone(*shape)
     out.load_state_dict(net, strict=False)
-    _log_found(log, name, before, [*(before + k for k in own if k not in net), *rest])
+    unused = [before + k for k in own if k not in net]
+    _log_found(log, name, before, [*unused, *rest])
     return out.eval()

@@ -52,7 +52,7 @@ class BasicBlock(nn.Module):
         out += x if self.downsample is None else self.downsample(x)
         return self.relu(out)
 
-
+# %% ../../nbs/models/10_backbones.ipynb #bafe2629
 class Bottleneck(nn.Module):
     "A 3x3 convolution on fewer channels between two 1x1 convolutions, added to their input"
 
@@ -89,15 +89,17 @@ class Bottleneck(nn.Module):
         out += x if self.downsample is None else self.downsample(x)
         return self.relu(out)
 
-
+# %% ../../nbs/models/10_backbones.ipynb #90f8e2d5
 def _layer(block, cin, cout, n, stride, *, group_width):
     "Make a stage of `n` residual blocks, the first one with `stride`"
     wide = cout * block.expansion
     down = None
     if stride != 1 or cin != wide:
         down = nn.Sequential(nn.Conv2d(cin, wide, 1, stride, bias=False), nn.BatchNorm2d(wide))
-    first = block(cin, cout, stride, down, group_width=group_width)
-    return nn.Sequential(first, *(block(wide, cout, group_width=group_width) for _ in range(n - 1)))
+    blocks = [block(cin, cout, stride, down, group_width=group_width)]
+    for _ in range(n - 1):
+        blocks.append(block(wide, cout, group_width=group_width))
+    return nn.Sequential(*blocks)
 
 # %% ../../nbs/models/10_backbones.ipynb #b1df7393
 class Backbone(nn.Module):
@@ -129,8 +131,9 @@ class Backbone(nn.Module):
         self.maxpool = nn.MaxPool2d(3, 2, 1) if pool else nn.Identity()
         cin = width
         for i, (n, s) in enumerate(zip(blocks, strides, strict=True)):
-            setattr(self, f'layer{i + 1}', _layer(block, cin, width * 2**i, n, s, group_width=group_width))
-            cin = width * 2**i * block.expansion
+            cout = width * 2**i
+            setattr(self, f'layer{i + 1}', _layer(block, cin, cout, n, s, group_width=group_width))
+            cin = cout * block.expansion
         self.width = cin
         self.stride = (4 if pool else 2) * math.prod(strides)
         # the last stage of each resolution, coarsest first
@@ -139,23 +142,6 @@ class Backbone(nn.Module):
         self.init_weights()
         if channels_last:
             self.to(memory_format=torch.channels_last)
-
-    @torch.no_grad()
-    def init_weights(
-        self,
-        generator: torch.Generator = None,  # None uses PyTorch's global generator
-    ) -> None:
-        "Draw random weights with He initialisation; residual branches start at zero"
-        for m in self.modules():
-            if isinstance(m, nn.Conv2d):
-                nn.init.kaiming_normal_(m.weight, mode='fan_out', nonlinearity='relu', generator=generator)
-            elif isinstance(m, nn.BatchNorm2d):
-                m.reset_parameters()
-        for m in self.modules():
-            if isinstance(m, Bottleneck):
-                nn.init.zeros_(m.bn3.weight)
-            elif isinstance(m, BasicBlock):
-                nn.init.zeros_(m.bn2.weight)
 
     def _stages(self, images, last='layer4'):
         "Compute the grids up to stage `last`, in the precision of the convolutions"
@@ -199,36 +185,55 @@ class Backbone(nn.Module):
         "List the stages, starting at the input; each can be frozen or have its own learning rate"
         return [[self.conv1, self.bn1], *([getattr(self, f'layer{i}')] for i in (1, 2, 3, 4))]
 
+# %% ../../nbs/models/10_backbones.ipynb #16e3daf5
+@patch
+@torch.no_grad()
+def init_weights(
+    self: Backbone,
+    generator: torch.Generator = None,  # None uses PyTorch's global generator
+) -> None:
+    "Draw random weights with He initialisation; residual branches start at zero"
+    for m in self.modules():
+        if isinstance(m, nn.Conv2d):
+            nn.init.kaiming_normal_(m.weight, mode='fan_out', nonlinearity='relu', generator=generator)
+        elif isinstance(m, nn.BatchNorm2d):
+            m.reset_parameters()
+    for m in self.modules():
+        if isinstance(m, Bottleneck):
+            nn.init.zeros_(m.bn3.weight)
+        elif isinstance(m, BasicBlock):
+            nn.init.zeros_(m.bn2.weight)
+
 # %% ../../nbs/models/10_backbones.ipynb #e35f3ea1
 @contextmanager
 def _untracked(module):
     "Discard the updates of BatchNorm's running statistics"
-    buffers = [
-        (m._buffers, dict(m._buffers)) for m in module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)
-    ]
-    for now, was in buffers:
-        now.update({k: v if v is None else v.clone() for k, v in was.items()})
+    norms = [m for m in module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    saved = [dict(m._buffers) for m in norms]
+    for m in norms:
+        for name, buffer in m._buffers.items():
+            if buffer is not None:
+                m._buffers[name] = buffer.clone()
     try:
         yield
     finally:
-        for now, was in buffers:
-            now.update(was)
+        for m, buffers in zip(norms, saved):
+            m._buffers.update(buffers)
 
-
+# %% ../../nbs/models/10_backbones.ipynb #b8c30f46
 @patch
 def _run(self: Backbone, part, x):
     "Run `part`, the stem or a stage, with activations kept or recomputed in the backward pass"
     if not (self.activation_checkpointing and torch.is_grad_enabled()):
         return part(x)
-    for block in part if isinstance(part, nn.Sequential) else [part]:
-        owner = block if isinstance(block, nn.Module) else self.bn1
-        x = checkpoint(
-            block,
-            x,
-            use_reentrant=False,
-            preserve_rng_state=False,
-            context_fn=lambda owner=owner: (nullcontext(), _untracked(owner)),
-        )
+    blocks = part if isinstance(part, nn.Sequential) else [part]
+    for block in blocks:
+        owner = block if isinstance(block, nn.Module) else self.bn1  # the stem is a method
+
+        def contexts(owner=owner):  # of the first run and of the second
+            return nullcontext(), _untracked(owner)
+
+        x = checkpoint(block, x, use_reentrant=False, preserve_rng_state=False, context_fn=contexts)
     return x
 
 # %% ../../nbs/models/10_backbones.ipynb #fc4ceec6
@@ -244,17 +249,19 @@ def scales(
     got = self._stages(images)
     return [self._full(got[k]) for k in self.sizes[:n]]
 
-
+# %% ../../nbs/models/10_backbones.ipynb #380ceff0
 @patch
 def scale_widths(
     self: Backbone,
     n: int = 2,  # Number of grids
 ) -> list:  # Channels of each
     "List the channels of the grids of `scales`"
-
-    norms = nn.modules.batchnorm._BatchNorm
-    last = [[m for m in getattr(self, k)[-1].modules() if isinstance(m, norms)][-1] for k in self.sizes[1:n]]
-    return [self.width, *(m.num_features for m in last)]
+    widths = [self.width]
+    for stage in self.sizes[1:n]:
+        last_block = getattr(self, stage)[-1]
+        norms = [m for m in last_block.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+        widths.append(norms[-1].num_features)
+    return widths
 
 # %% ../../nbs/models/10_backbones.ipynb #34f35556
 _RESNETS = {
@@ -308,19 +315,21 @@ def backbone_shape(
     name: str = 'weights',  # Used in error messages
 ) -> tuple:  # `depth` and `width` for `make_backbone`
     "Find which backbone these weights belong to; a `ValueError` if `make_backbone` cannot make it"
-    blocks = [{k.split('.')[1] for k in state if k.startswith(f'layer{i}.')} for i in (1, 2, 3, 4)]
     for k in ('conv1.weight', 'layer1.0.conv1.weight'):
         if k not in state or state[k].ndim != 4:
             raise ValueError(f'{name}: not the weights of a ResNet, {k} is missing or no convolution')
-    counts = tuple(map(len, blocks))
+    blocks = {tuple(k.split('.')[:2]) for k in state}  # such as ('layer1', '0')
+    stages = [stage for stage, *_ in blocks]
+    counts = tuple(stages.count(f'layer{i}') for i in (1, 2, 3, 4))
     deep = 'layer1.0.conv3.weight' in state
+    block = Bottleneck if deep else BasicBlock
+    widths = (64, 128) if deep else (64,)
     first = len(state['conv1.weight'])
     middle = len(state['layer1.0.conv1.weight'])
     if not deep and counts == (1, 1, 1, 1) and first >= 8:
         return 10, first
     for depth, shape in _RESNETS.items():
-        widths = (64, 128) if deep else (64,)
-        if shape == (Bottleneck if deep else BasicBlock, counts) and first == 64 and middle in widths:
+        if shape == (block, counts) and first == 64 and middle in widths:
             return depth, middle
     raise ValueError(
         f'{name}: no backbone here has {counts} blocks of {"three" if deep else "two"} convolutions, '

@@ -7,6 +7,7 @@ __all__ = ['greedy', 'beam', 'nucleus', 'Cached', 'decode', 'attention']
 
 # %% ../../nbs/models/40_decoding.ipynb #ef2c842a
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import torch
@@ -21,15 +22,18 @@ from .text_decoder import causal_mask
 def _allowed(logits, tokens, never, repeat):
     "Set the scores (r,v) of forbidden tokens after `tokens` (r,s) to -inf"
     if len(never):
-        logits = logits.index_fill(1, torch.as_tensor(list(never), device=logits.device), -torch.inf)
+        never = torch.as_tensor(list(never), device=logits.device)
+        logits = logits.index_fill(1, never, -torch.inf)
     if repeat not in (True, False, 'virtex'):
         raise ValueError(f"repeat={repeat!r}: True, False or 'virtex' is expected")
+    last = tokens[:, -1:]
     if repeat == 'virtex':  # log-probabilities, not renormalised when the last word is excluded
         logits = logits.log_softmax(-1)
-        return logits if tokens.shape[1] == 1 else logits.scatter(1, tokens[:, -1:], -10_000.0)
-    return logits if repeat else logits.scatter(1, tokens[:, -1:], -torch.inf)
+        first_word = tokens.shape[1] == 1
+        return logits if first_word else logits.scatter(1, last, -10_000.0)
+    return logits if repeat else logits.scatter(1, last, -torch.inf)
 
-
+# %% ../../nbs/models/40_decoding.ipynb #73dfa426
 def _write(choose, step, vis, sos, eos, max_len, *, pad=4, never=(), repeat=True):
     "Append `choose(scores, words so far)` to every row until all have ended"
     tokens = torch.full((len(vis), 1), sos, dtype=torch.long, device=vis.device)
@@ -41,7 +45,7 @@ def _write(choose, step, vis, sos, eos, max_len, *, pad=4, never=(), repeat=True
         done = done | (word == eos)
     return tokens
 
-
+# %% ../../nbs/models/40_decoding.ipynb #e53571de
 @torch.no_grad()
 def greedy(
     step: Callable,  # `step(vis, tokens)` -> scores of the next token (b,s,v) or, as only the last is read, (b,1,v)
@@ -63,24 +67,39 @@ def _grow(tokens, score, size, done, logp, *, k, m, norm, eos, pad):
     "Keep the best `k` of all beams' `m` best continuations, with their parents; `logp` (b,beams,v)"
     gain, word = logp.topk(min(m, logp.shape[-1]))
     m = gain.shape[-1]
+    # a beam that has ended has one continuation: padding, with the same score
     gain = gain.masked_fill(done[..., None], -torch.inf)
     gain[..., 0].masked_fill_(done, 0.0)
     word = word.masked_fill(done[..., None], pad)
     total = score[..., None] + gain
     size = size + (~done).to(size)
-    best = (total / size[..., None] ** norm).flatten(1).topk(min(k, total[0].numel())).indices
+    value = total / size[..., None] ** norm
+    best = value.flatten(1).topk(min(k, total[0].numel())).indices
     parent = best // m
+    word = word.flatten(1).gather(1, best)
+    score = total.flatten(1).gather(1, best)
+    size = size.gather(1, parent)
+    done = done.gather(1, parent) | (word == eos) | (score == -torch.inf)
+    prefix = tokens.gather(1, parent[..., None].expand(-1, -1, tokens.shape[2]))
+    return torch.cat([prefix, word[..., None]], 2), score, size, done, parent
 
-    def pick(x):
-        return x.flatten(1).gather(1, best)
+# %% ../../nbs/models/40_decoding.ipynb #ddd86b5a
+def _cannot_be_overtaken(score, size, done, norm, longest):
+    "Find the images (b,) whose best finished caption is better than any unfinished one can become"
+    value = score / size.clamp(min=1) ** norm
+    best = value.masked_fill(~done, -torch.inf).amax(1)
+    bound = score.masked_fill(done, -torch.inf) / longest**norm
+    return best > bound.amax(1)
 
-    def from_parent(x):
-        return x.gather(1, parent)
 
-    tokens = torch.cat([tokens.gather(1, parent[..., None].expand(-1, -1, tokens.shape[2])), pick(word)[..., None]], 2)
-    score = pick(total)
-    done = from_parent(done) | (pick(word) == eos)
-    return tokens, score, from_parent(size), done | (score == -torch.inf), parent
+def _best_first(tokens, score, size, done, norm):
+    "Sort the beams of each image by their value; unfinished ones come last, unless none has ended"
+    value = score / size.clamp(min=1) ** norm
+    ended = value.masked_fill(~done, -torch.inf)
+    any_ended = ended.amax(1, True) > -torch.inf
+    order = torch.where(any_ended, ended, value).argsort(dim=1, descending=True, stable=True)
+    tokens = tokens.gather(1, order[..., None].expand_as(tokens))
+    return tokens, value.gather(1, order), size.gather(1, order)
 
 # %% ../../nbs/models/40_decoding.ipynb #0c074d79
 @torch.no_grad()
@@ -108,10 +127,6 @@ def beam(
     score = torch.zeros(b, 1, device=vis.device)
     size = torch.zeros_like(score)
     done = torch.zeros_like(score, dtype=torch.bool)
-
-    def rank():
-        return score / size.clamp(min=1) ** norm
-
     if not b:
         return (tokens, score) if every else (tokens[:, 0], score[:, 0])
     while tokens.shape[2] < max_len:
@@ -127,30 +142,26 @@ def beam(
             step.keep(parent)
         if len(wide) != parent.numel():
             wide = vis.repeat_interleave(parent.shape[1], 0)
-        best = rank().masked_fill(~done, -torch.inf)
-        hope = score.masked_fill(done, -torch.inf) / (max_len - 1) ** norm
-        finished = done if every else best.amax(1) > hope.amax(1)
+        finished = done if every else _cannot_be_overtaken(score, size, done, norm, max_len - 1)
         if finished.all():
             break
-    value = rank()
-    ended = value.masked_fill(~done, -torch.inf)
-    order = torch.where(ended.amax(1, True) > -torch.inf, ended, value).argsort(dim=1, descending=True, stable=True)
-    tokens = tokens.gather(1, order[..., None].expand_as(tokens))
-    value = value.gather(1, order)
-    size = size.gather(1, order)
+    tokens, value, size = _best_first(tokens, score, size, done, norm)
     if every:
         return tokens, value
-    return tokens[:, 0, : 1 + int(size[:, 0].max())], value[:, 0]
+    length = 1 + int(size[:, 0].max())
+    return tokens[:, 0, :length], value[:, 0]
 
 # %% ../../nbs/models/40_decoding.ipynb #67a6e10a
 def _nucleus(logits, p, temperature, u):
     "Sample a token for each row of scores (r,v) from the smallest set that reaches `p`, at quantile `u` (r,)"
     prob, word = (logits / temperature).softmax(-1).sort(dim=-1, descending=True, stable=True)
-    mass = (prob * (prob.cumsum(-1) - prob < p)).cumsum(-1)
-    pick = (mass <= u.to(mass)[:, None] * mass[:, -1:]).sum(-1, keepdim=True).clamp(max=logits.shape[1] - 1)
+    more_likely = prob.cumsum(-1) - prob  # probability of all words before this one
+    mass = (prob * (more_likely < p)).cumsum(-1)
+    target = u.to(mass)[:, None] * mass[:, -1:]
+    pick = (mass <= target).sum(-1, keepdim=True).clamp(max=logits.shape[1] - 1)
     return word.gather(1, pick)[:, 0]
 
-
+# %% ../../nbs/models/40_decoding.ipynb #ad53a5b6
 @torch.no_grad()
 def nucleus(
     step: Callable,  # As for `greedy`
@@ -193,20 +204,20 @@ def _attend(m, q, k, v, hide=None):
     a = a.softmax(-1)
     return m.out_proj((a @ v).transpose(1, 2).flatten(2)), a
 
-
-def _layer(l, x, back, look):
+# %% ../../nbs/models/40_decoding.ipynb #5fb670d2
+def _layer(l, x, self_attention, cross_attention):
     "Run decoder layer `l` with these two attention functions, with LayerNorm before or after each"
 
-    def think(x):
+    def feed_forward(x):
         return l.linear2(l.activation(l.linear1(x)))
 
     if l.norm_first:
-        x = x + back(l.norm1(x))
-        x = x + look(l.norm2(x))
-        return x + think(l.norm3(x))
-    x = l.norm1(x + back(x))
-    x = l.norm2(x + look(x))
-    return l.norm3(x + think(x))
+        x = x + self_attention(l.norm1(x))
+        x = x + cross_attention(l.norm2(x))
+        return x + feed_forward(l.norm3(x))
+    x = l.norm1(x + self_attention(x))
+    x = l.norm2(x + cross_attention(x))
+    return l.norm3(x + feed_forward(x))
 
 # %% ../../nbs/models/40_decoding.ipynb #490e37f3
 class Cached:
@@ -225,28 +236,34 @@ class Cached:
     def _start(self, vis):
         "Empty the cache and compute the keys and values of the images"
         self.seen = 0
-        self.mine = torch.ones(len(vis), 1, 0, dtype=torch.bool, device=vis.device)
+        self.ancestors = torch.ones(len(vis), 1, 0, dtype=torch.bool, device=vis.device)
         cells = [_heads(l.multihead_attn, vis, 1, 3) for l in self.decoder.layers]
         self.cells = [c.contiguous() for c in cells]  # keys and values (2,b,heads,n,d/heads)
         self.words = [None] * len(cells)  # keys and values of the words of all beams
 
-    def _back(self, i, x):
-        "Compute self-attention of layer `i`: the new words (b,beams,d) attend to their own ancestors"
-        m = self.decoder.layers[i].self_attn
-        q, *kv = _heads(m, x, 0, 3)
+    def _remember(self, i, k, v):
+        "Append keys and values to the memory of layer `i`, which doubles when it is full; return what it holds"
         old = self.words[i]
-        n = self.mine.shape[2]
-        lo = n - x.shape[1]
+        n = self.ancestors.shape[2]
+        start = n - k.shape[2]
         if old is None or old.shape[3] < n:
-            self.words[i] = x.new_empty(2, *kv[0].shape[:2], max(n, 2 * lo), kv[0].shape[3])
+            self.words[i] = k.new_empty(2, *k.shape[:2], max(n, 2 * start), k.shape[3])
             if old is not None:
-                self.words[i][:, :, :, :lo] = old[:, :, :, :lo]
-        mem = self.words[i][:, :, :, :n]
-        mem[0, :, :, lo:], mem[1, :, :, lo:] = kv
-        return _attend(m, q, *mem, ~self.mine[:, None])[0]
+                self.words[i][:, :, :, :start] = old[:, :, :, :start]
+        memory = self.words[i][:, :, :, :n]
+        memory[0, :, :, start:] = k
+        memory[1, :, :, start:] = v
+        return memory
 
-    def _look(self, i, x):
-        "Compute cross-attention of layer `i`: the beams of an image share its cells"
+    def _self_attention(self, i, x):
+        "Let the new words (b,beams,d) attend to their own ancestors"
+        m = self.decoder.layers[i].self_attn
+        q, k, v = _heads(m, x, 0, 3)
+        keys, values = self._remember(i, k, v)
+        return _attend(m, q, keys, values, ~self.ancestors[:, None])[0]
+
+    def _cross_attention(self, i, x):
+        "Let the new words attend to the cells, which the beams of an image share"
         m = self.decoder.layers[i].multihead_attn
         return _attend(m, _heads(m, x, 0, 1)[0], *self.cells[i])[0]
 
@@ -255,7 +272,8 @@ class Cached:
         parent: Tensor,  # For each kept beam, the beam that it continues (b,beams)
     ) -> None:
         "Continue these beams; only the table of ancestors changes, keys and values are not moved"
-        self.mine = self.mine.gather(1, parent[..., None].expand(-1, -1, self.mine.shape[2]))
+        rows = parent[..., None].expand(-1, -1, self.ancestors.shape[2])
+        self.ancestors = self.ancestors.gather(1, rows)
 
     @torch.no_grad()
     def __call__(
@@ -267,18 +285,21 @@ class Cached:
         s = tokens.shape[1]
         if s == 1:
             self._start(vis)
-        b, k = self.mine.shape[:2]
+        b, k = self.ancestors.shape[:2]
         if s != self.seen + 1 or len(tokens) != b * k:
             raise ValueError(
                 f'tokens: {tuple(tokens.shape)}, but there are {b} images with {k} beams of {self.seen} words: '
                 'each call must add one word'
             )
         e = self.embed
-        x = e.layer_norm(e.words(tokens[:, -1]) + e.positions.weight[s - 1]) * (tokens[:, -1:] != e.pad)
-        self.mine = torch.cat([self.mine, torch.eye(k, dtype=torch.bool, device=tokens.device).expand(b, k, k)], 2)
+        last = tokens[:, -1]
+        x = e.layer_norm(e.words(last) + e.positions.weight[s - 1])
+        x = x * (last != e.pad)[:, None]
+        itself = torch.eye(k, dtype=torch.bool, device=tokens.device).expand(b, k, k)
+        self.ancestors = torch.cat([self.ancestors, itself], 2)
         x = x.unflatten(0, (b, k))
         for i, l in enumerate(self.decoder.layers):
-            x = _layer(l, x, lambda y: self._back(i, y), lambda y: self._look(i, y))
+            x = _layer(l, x, partial(self._self_attention, i), partial(self._cross_attention, i))
         if self.decoder.norm is not None:
             x = self.decoder.norm(x)
         self.seen = s
@@ -316,14 +337,17 @@ def attention(
     maps = []
     for l in decoder.layers:
 
-        def back(y):
-            return _attend(l.self_attn, *_heads(l.self_attn, y, 0, 3), hide)[0]
+        def self_attention(y):
+            q, k, v = _heads(l.self_attn, y, 0, 3)
+            return _attend(l.self_attn, q, k, v, hide)[0]
 
-        def look(y):
+        def cross_attention(y):
             m = l.multihead_attn
-            out, a = _attend(m, _heads(m, y, 0, 1)[0], *_heads(m, vis, 1, 3))
-            maps.append(a)
+            (q,) = _heads(m, y, 0, 1)
+            k, v = _heads(m, vis, 1, 3)
+            out, weights = _attend(m, q, k, v)
+            maps.append(weights)
             return out
 
-        x = _layer(l, x, back, look)
+        x = _layer(l, x, self_attention, cross_attention)
     return torch.stack(maps, 1)

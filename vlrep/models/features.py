@@ -40,7 +40,9 @@ def plain_batches(
     "Yield batches of the images of `data` in order, normalised, neither mirrored nor randomly cropped"
     if not isinstance(data, ImageTextDataset):
         for batch in data:
-            yield (batch if isinstance(batch, dict) else batch[0])['images'].to(device)
+            if not isinstance(batch, dict):
+                batch = batch[0]
+            yield batch['images'].to(device)
         return
     for batch in evaluation_batches(data, view or EvalTransform(size or data.size), bs, device):
         yield batch['images']
@@ -75,8 +77,6 @@ def pool_grid(
 
 # %% ../../nbs/models/60_features.ipynb #b0556016
 POOLS = 'avg', 'grid2'  # Keys of the output of `pool_grid`
-
-
 PRECISIONS = dict(fp32=None, bf16=torch.bfloat16)  # Precisions for computing features
 
 
@@ -90,7 +90,7 @@ def in_precision(
     dtype = PRECISIONS[precision]
     return nullcontext() if dtype is None else torch.autocast(torch.device(device).type, dtype)
 
-
+# %% ../../nbs/models/60_features.ipynb #be917a95
 def _extract(backbone, data, view, bs, pools, precision, start=0):
     "Yield the features of each batch from `start` on, in order: name of the pooling -> float32 array (b,c)"
     if not len(data):
@@ -123,7 +123,7 @@ def _describe(backbone, data, view, precision):
         view={'name': type(view).__name__, **asdict(view)},
     )
 
-
+# %% ../../nbs/models/60_features.ipynb #dbd28e03
 _BATCHES = 'batches.json'  # Batch size and processes of an unfinished extraction
 
 
@@ -150,12 +150,14 @@ def _go_on(files, n, bs):
     done = (n - 1) // bs  # at least the last one is computed
     layouts = {file: _layout(file) for file in files}
     for file, (begin, row) in layouts.items():
-        done = min(done, (file.seek(0, 2) - begin) // (row * bs) if row else 0)
+        length = file.seek(0, 2)
+        complete = (length - begin) // (row * bs) if row else 0
+        done = min(done, complete)
     for file, (begin, row) in layouts.items():
         file.seek(begin + row * bs * done if done else 0)
     return done
 
-
+# %% ../../nbs/models/60_features.ipynb #e9acf2c5
 def _write(folders, extract, data, facts, batches):
     "Write features while they are computed, after those of an interrupted process"
     with ExitStack() as stack:
@@ -176,7 +178,7 @@ def _write(folders, extract, data, facts, batches):
             np.savez(f / 'labels.npz', **data.labels)
             write_index(f, facts | dict(pooling=name))
 
-
+# %% ../../nbs/models/60_features.ipynb #b175233d
 def write_features(
     backbone: nn.Module,  # `backbone(images)` returns a grid (b,c,h,w)
     data: ImageTextDataset,  # Images
@@ -240,7 +242,7 @@ def stored_features(
     finally:
         _HOW.reset(token)
 
-
+# %% ../../nbs/models/60_features.ipynb #db875892
 def features(
     backbone: nn.Module,  # `backbone(images)` returns a grid (b,c,h,w)
     data: ImageTextDataset,  # Images
@@ -278,10 +280,13 @@ def bn_statistics(
     bs: int = 256,  # Batch size
 ) -> nn.Module:  # The same backbone
     "Set BatchNorm statistics to the plain average over batches of `data`"
-    bns = [m for m in backbone.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.track_running_stats]
+    norms = [m for m in backbone.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    bns = [m for m in norms if m.track_running_stats]
+    total = None  # number of batches, if known
     if isinstance(data, ImageTextDataset):
         n = min(n, len(data))
         data = data.subset(np.arange(n // bs * bs or n))
+        total = -(-len(data) // bs)
     p = next(backbone.parameters(), torch.zeros(()))
     momenta = [m.momentum for m in bns]
     with frozen(backbone):
@@ -290,7 +295,6 @@ def bn_statistics(
             m.momentum = None
             m.training = True
         try:
-            total = -(-len(data) // bs) if isinstance(data, ImageTextDataset) else None
             for images in progress(plain_batches(data, size, bs, p.device), total, 'statistics of BatchNorm'):
                 backbone(images.to(p.dtype))
         finally:

@@ -39,12 +39,15 @@ class _StreamBlock(nn.Module):
         self.norm1 = nn.LayerNorm(d)
         self.norm2 = nn.LayerNorm(d)
 
-    def think(self, x, seen, p):
+    def update(self, x, seen, p):
         "Add the output `seen` of attention (m,w) to a stream `x` (m,d), then apply the feed-forward network"
-        x = self.norm1(x + drop(_linear(seen, self.out), p, self.training))
-        return self.norm2(x + drop(_linear(F.gelu(_linear(x, self.linear1)), self.linear2), p, self.training))
+        change = _linear(seen, self.out)
+        x = self.norm1(x + drop(change, p, self.training))
+        hidden = F.gelu(_linear(x, self.linear1))
+        change = _linear(hidden, self.linear2)
+        return self.norm2(x + drop(change, p, self.training))
 
-
+# %% ../../nbs/models/59_fusion.ipynb #b2bcfc21
 class _PackedPositions:
     "Positions of the rows of a stream in (b,n); on a CPU without padding"
 
@@ -63,7 +66,7 @@ class _PackedPositions:
         b, n = self.shape
         return x.new_zeros(b * n, x.shape[1]).index_copy_(0, self.at, x).unflatten(0, (b, n))
 
-
+# %% ../../nbs/models/59_fusion.ipynb #9589b2d9
 def _open(reals):
     "Make the joint attention mask of streams (b,1,1,n), and mark samples with anything to attend to (b,1,1,1)"
     real = torch.cat(reals, 1)
@@ -87,16 +90,22 @@ class FusionLayer(nn.Module):
         self.heads = spec.heads
         self.p = config.dropout
         self.attention_p = config.attention_dropout
-        attended = {s for ss in self.looks.values() for s in ss}
+        attended = set().union(*self.looks.values())
 
         def block(s):
-            return _StreamBlock(config.sizes(s), spec.width or config.sizes(s)[0], s in self.looks, s in attended)
+            sizes = config.sizes(s)
+            return _StreamBlock(sizes, spec.width or sizes[0], s in self.looks, s in attended)
 
-        self.halves = nn.ModuleDict(dict(both=block('text')) if spec.shared else {s: block(s) for s in spec.streams})
-        self.users = {h: spec.streams if h == 'both' else (h,) for h in self.halves}
-        self.groups = [
-            (seen, [s for s in self.looks if self.looks[s] == seen]) for seen in dict.fromkeys(self.looks.values())
-        ]
+        if spec.shared:
+            self.halves = nn.ModuleDict(dict(both=block('text')))
+            self.users = dict(both=spec.streams)
+        else:
+            self.halves = nn.ModuleDict({s: block(s) for s in spec.streams})
+            self.users = {s: (s,) for s in spec.streams}
+        groups = {}  # streams attended to -> streams that attend to them
+        for s, seen in self.looks.items():
+            groups.setdefault(seen, []).append(s)
+        self.groups = list(groups.items())
         for m in self.modules():
             if isinstance(m, nn.LayerNorm):
                 m.eps = config.eps
@@ -109,8 +118,8 @@ class FusionLayer(nn.Module):
         for h, half in self.halves.items():
             names = self.users[h]
             y = _linear(torch.cat([rows[s] for s in names]), half.project)
+            parts = half.has_queries + 2 * half.has_keys
             for s, part in zip(names, y.split([len(rows[s]) for s in names])):
-                parts = half.has_queries + 2 * half.has_keys
                 heads = seats[s].spread(part).unflatten(2, (parts, self.heads, -1))
                 heads = heads.permute(2, 0, 3, 1, 4).unbind()
                 if half.has_queries:
@@ -128,20 +137,24 @@ class FusionLayer(nn.Module):
         "Apply attention, then the feed-forward network"
         q, k, v = self._heads(rows, seats)
         seen = {}
-        for shown, queries in self.groups:
-            mask, some = key_mask(shown)
-            keys, values = (torch.cat([x[s] for s in shown], 2) for x in (k, v))
-            y = attend(
-                torch.cat([q[s] for s in queries], 2), keys, values, mask, self.attention_p if self.training else 0.0
-            )
+        p = self.attention_p if self.training else 0.0
+        for attended, names in self.groups:
+            mask, some = key_mask(attended)
+            queries = torch.cat([q[s] for s in names], 2)
+            keys = torch.cat([k[s] for s in attended], 2)
+            values = torch.cat([v[s] for s in attended], 2)
+            y = attend(queries, keys, values, mask, p)
             y = (y * some.to(y.dtype)).transpose(1, 2).flatten(2)
-            seen |= {s: seats[s].pack(part) for s, part in zip(queries, y.split([q[s].shape[2] for s in queries], 1))}
+            lengths = [q[s].shape[2] for s in names]
+            for s, part in zip(names, y.split(lengths, 1)):
+                seen[s] = seats[s].pack(part)
         out = dict(rows)
         for h, half in self.halves.items():
             names = [s for s in self.users[h] if s in self.looks]
             if not names:
                 continue
-            x = half.think(*(torch.cat([o[s] for s in names]) for o in (rows, seen)), self.p)
+            x = torch.cat([rows[s] for s in names])
+            x = half.update(x, torch.cat([seen[s] for s in names]), self.p)
             out |= dict(zip(names, x.split([len(rows[s]) for s in names])))
         return out
 
@@ -181,8 +194,13 @@ class FusionEncoder(nn.Module):
         rows = {s: seats[s].pack(x) for s, x in xs.items()}
         for layer in self.layers:
             rows = layer(rows, seats, key_mask)
-        out = {s: seats[s].spread(x) for s, x in rows.items()}
-        return tuple(x if seats[s].at is not None else x * reals[s][..., None].to(x.dtype) for s, x in out.items())
+        out = []
+        for s, x in rows.items():
+            x = seats[s].spread(x)
+            if seats[s].at is None:  # padding was computed as well
+                x = x * reals[s][..., None].to(x.dtype)
+            out.append(x)
+        return tuple(out)
 
 # %% ../../nbs/models/59_fusion.ipynb #48b393ab
 @patch

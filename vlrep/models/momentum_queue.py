@@ -32,10 +32,12 @@ class MomentumEncoder(nn.ModuleDict):
         modules: dict,  # The original modules
     ) -> None:
         "Move the copy a step towards `modules`; call this after each optimiser step"
-        pairs = [(a, b) for k, m in modules.items() for a, b in zip(self[k].parameters(), m.parameters(), strict=True)]
-        once = {id(a): (a, b) for a, b in pairs}  # modules may share parts
-        copy_, module = zip(*once.values())
-        torch._foreach_lerp_(copy_, module, 1 - self.momentum)
+        pairs = {}  # a parameter that modules share is updated once
+        for name, module in modules.items():
+            for copied, original in zip(self[name].parameters(), module.parameters(), strict=True):
+                pairs[id(copied)] = (copied, original)
+        copies, originals = zip(*pairs.values())
+        torch._foreach_lerp_(copies, originals, 1 - self.momentum)
 
     def sync_modes(
         self,
@@ -81,8 +83,8 @@ class Queue(nn.Module):
     def active(self) -> Tensor:
         "Mark the rows that hold the latest `size` keys, staged ones excluded (n,) bool"
         n = len(self.ids)
-        back = (self.pointer - 1 - torch.arange(n, device=self.ids.device)) % n  # number of newer keys
-        return back < (n - self.staged).clamp(max=self.size)
+        newer = (self.pointer - 1 - torch.arange(n, device=self.ids.device)) % n  # keys that are newer than each
+        return newer < (n - self.staged).clamp(max=self.size)
 
     @property
     def ages(self) -> Tensor:
@@ -112,9 +114,12 @@ class Queue(nn.Module):
         n = len(self.ids)
         vectors = vectors[-n:]
         numbers = numbers[-n:]
-        at = (self.pointer + self.staged + torch.arange(len(vectors), device=vectors.device)) % n
-        for k, v in zip(keys, vectors.split([v.shape[1] for v in keys.values()], 1)):
-            self.keys(k)[at] = v.to(self.keys(k).dtype)
+        new = torch.arange(len(vectors), device=vectors.device)
+        at = (self.pointer + self.staged + new) % n
+        widths = [v.shape[1] for v in keys.values()]
+        for k, v in zip(keys, vectors.split(widths, 1)):
+            stored = self.keys(k)
+            stored[at] = v.to(stored.dtype)
         self.ids[at] = numbers[:, 0]
         self.tags[at] = numbers[:, 1:].to(torch.uint8)
         self.enqueued_at[at] = self.steps + 1
@@ -124,7 +129,8 @@ class Queue(nn.Module):
     def drop(self) -> None:
         "Discard the staged keys"
         n = len(self.ids)
-        gone = (torch.arange(n, device=self.ids.device) - self.pointer) % n < self.staged
+        ahead = (torch.arange(n, device=self.ids.device) - self.pointer) % n
+        gone = ahead < self.staged
         # masked keys that are not finite would still reach the gradient: 0 times NaN is NaN
         for k, b in self.named_buffers():
             if k.startswith('keys_'):
@@ -156,10 +162,14 @@ def forward_in_groups(
     group: int = 0,  # Approximate number of images normalised together; 0: all
 ) -> Tensor:  # (b,d)
     "Compute a batch in nearly equal groups, as if each were on its own device; in evaluation mode all at once"
-    n = max(1, round(len(x) / group)) if group and net.training else 1
-    return net(x) if n == 1 else torch.cat([net(part) for part in x.tensor_split(n)])
+    n = 1
+    if group and net.training:
+        n = max(1, round(len(x) / group))
+    if n == 1:
+        return net(x)
+    return torch.cat([net(part) for part in x.tensor_split(n)])
 
-
+# %% ../../nbs/models/45_momentum_queue.ipynb #3a04bc88
 def shuffle_bn(
     net: nn.Module,
     x: Tensor,
@@ -171,16 +181,18 @@ def shuffle_bn(
     In one process with fewer than two groups there is nothing to shuffle, and this is `forward_in_groups`.
     """
     several = dist is not None and dist.world_size > 1
-    if not net.training or not several and (not group or round(len(x) / group) < 2):
+    groups = round(len(x) / group) if group else 1
+    if not net.training or (groups < 2 and not several):
         return forward_in_groups(net, x, group)
-    full, first = dist.gather(x) if several else (x, 0)
-    order = torch.randperm(len(full)).to(x.device)
     if several:
-        order = dist.broadcast(order)
-    own = order.tensor_split(dist.world_size)[dist.rank] if several else order
-    out = forward_in_groups(net, full[own], group)
-    if several:
-        out, _ = dist.gather(out)
+        full, first = dist.gather(x)
+        order = dist.broadcast(torch.randperm(len(full)).to(x.device))
+        own = order.tensor_split(dist.world_size)[dist.rank]
+        out, _ = dist.gather(forward_in_groups(net, full[own], group))
+    else:
+        first = 0
+        order = torch.randperm(len(x)).to(x.device)
+        out = forward_in_groups(net, x[order], group)
     back = torch.empty_like(out)
     back[order] = out
     return back[first : first + len(x)]

@@ -47,9 +47,9 @@ def to_image(
     if isinstance(images, (np.ndarray, torch.Tensor)):
         if images.dtype not in (np.uint8, torch.uint8):
             raise ValueError(f'images must be uint8, 0 to 255, not {images.dtype}')
-        return Image.fromarray(
-            np.ascontiguousarray(to_hwc(images.cpu() if isinstance(images, torch.Tensor) else images))
-        )
+        if isinstance(images, torch.Tensor):
+            images = images.cpu()
+        return Image.fromarray(np.ascontiguousarray(to_hwc(images)))
     raise ValueError(f'an image is a path, a PIL image or a uint8 array, not {type(images).__name__}')
 
 # %% ../../nbs/models/70_pretrained.ipynb #aac8cee2
@@ -74,7 +74,8 @@ class Pretrained:
         self.name = name
         self.max_len = max_len
         self._why = f' ({no_backbone})' if no_backbone else ''
-        self.capabilities = {k: f for k, f in dict(backbone=backbone, **capabilities).items() if f is not None}
+        capabilities = dict(backbone=backbone, **capabilities)
+        self.capabilities = {name: function for name, function in capabilities.items() if function is not None}
         self.eval()
 
     @property
@@ -98,9 +99,13 @@ class Pretrained:
 
     def _owners(self):
         "List the modules of the capabilities, each once"
-        found = [x for f in self.capabilities.values() for x in (getattr(f, '__self__', f), *getattr(f, 'args', ()))]
-        owners = [x if isinstance(x, nn.Module) else getattr(x, 'model', None) for x in found]
-        return list(dict.fromkeys(o for o in owners if isinstance(o, nn.Module)))
+        owners = []
+        for function in self.capabilities.values():  # a module, a method, or a `partial` with such arguments
+            for x in (getattr(function, '__self__', function), *getattr(function, 'args', ())):
+                owner = x if isinstance(x, nn.Module) else getattr(x, 'model', None)
+                if isinstance(owner, nn.Module) and owner not in owners:
+                    owners.append(owner)
+        return owners
 
     @property
     def device(self) -> torch.device:
@@ -122,93 +127,24 @@ class Pretrained:
             owner.to(device)
         return self
 
-    def batch(
-        self,
-        images: list,  # Images, as for `to_image`
-    ) -> torch.Tensor:  # Normalised (b,3,s,s), on the model's device
-        "Prepare a batch of images like the held-out images in training"
-        squares = [fit_square(to_image(i, self.side), self.side) for i in images]
-        pixels = torch.from_numpy(np.stack([a for a, _ in squares])).permute(0, 3, 1, 2)
-        hw = torch.tensor([h for _, h in squares])
-        p = self._parameter()
-        return self.view(dict(images=pixels.to(p.device), hw=hw.to(p.device)), ('use',))['images'].to(p.dtype)
-
     def _parameter(self):
         return next(p for owner in self._owners() for p in owner.parameters())
 
-    def _each(self, images, f, bs):
-        "Apply `f` to the images and row numbers of each batch; collect one result per image"
-        if isinstance(images, ImageTextDataset):
-            p = self._parameter()
-            loader = evaluation_loader(images, self.view, bs, p.device, shared=True)
-            n = len(loader)
+# %% ../../nbs/models/70_pretrained.ipynb #da5c1bab
+@patch
+def batch(
+    self: Pretrained,
+    images: list,  # Images, as for `to_image`
+) -> torch.Tensor:  # Normalised (b,3,s,s), on the model's device
+    "Prepare a batch of images like the held-out images in training"
+    squares = [fit_square(to_image(i, self.side), self.side) for i in images]
+    pixels = torch.from_numpy(np.stack([a for a, _ in squares])).permute(0, 3, 1, 2)
+    hw = torch.tensor([h for _, h in squares])
+    p = self._parameter()
+    stored = dict(images=pixels.to(p.device), hw=hw.to(p.device))
+    return self.view(stored, ('use',))['images'].to(p.dtype)
 
-            def computed(batch):
-                return dict(results=f(batch['images'].to(p.dtype), batch['id'].tolist()))
-
-            batches = (b['results'] for b in computed_batches(loader, computed))
-        else:
-            starts = range(0, len(images), bs)
-            n = len(starts)
-            rows = (range(i, min(i + bs, len(images))) for i in starts)
-            batches = (f(self.batch([images[i] for i in some]), some) for some in rows)
-        with self.evaluating():
-            return [o for results in progress(batches, n, 'batches of images') for o in results]
-
-    def embed(
-        self,
-        images: FilePath | Image.Image | np.ndarray | torch.Tensor | list | ImageTextDataset,  # One image, or many
-        bs: int = 64,  # Batch size
-        precision: str = 'fp32',  # Precision of the computation: fp32 or bf16
-    ) -> np.ndarray:  # float32 (d,), or (n,d) for a list or a dataset
-        "Compute a feature vector for each image, the average of the backbone's grid"
-        backbone = self.backbone
-        return self._vectors(images, lambda x: backbone(x).float().mean((2, 3)), bs, precision)
-
-    def _vectors(self, images, f, bs, precision):
-        "Apply `f` to the images; return an array with one row per image"
-        if not isinstance(images, (list, tuple, ImageTextDataset)):
-            return self._vectors([images], f, bs, precision)[0]
-        if not len(images):  # the width is that of a blank image
-            return self._vectors([Image.new('RGB', (8, 8))], f, bs, precision)[:0]
-
-        def computed(x, _):
-            with in_precision(precision, x.device):
-                out = f(x).float()
-            if not out.isfinite().all():
-                raise ValueError(f'{self.name}: the features hold values that are not finite: did training diverge?')
-            return list(out.cpu().numpy())
-
-        return np.stack(self._each(images, computed, bs))
-
-    def caption(
-        self,
-        images: FilePath | Image.Image | np.ndarray | torch.Tensor | list | ImageTextDataset,  # One image, or many
-        bs: int = 64,  # Batch size
-        **how,  # Arguments of the model's `generate`: how='beam', beams=5, ...
-    ) -> str | list:  # A sentence, or a list of sentences
-        """Caption images; a dataset is read by its loader, and shared by the processes of an evaluation
-
-        Nucleus sampling depends on the number of the image, unless `ids` are given
-        """
-        write = self.capabilities.get('caption')
-        if write is None:
-            uses = dict(backbone='features of images: `embed`', embed_text='photos for a text: `search`')
-            hint = '; '.join(use for name, use in uses.items() if name in self.capabilities)
-            raise ValueError(
-                f'{self.name} cannot write captions; its capabilities: {", ".join(self.capabilities)}'
-                + (f' ({hint})' if hint else '')
-            )
-        if not isinstance(images, (list, tuple, ImageTextDataset)):
-            return self.caption([images], bs, **how)[0]
-
-        def captions(x, rows):
-            ids = dict(ids=rows) if how.get('how') == 'nucleus' else {}
-            return [self.tokenizer.decode(t) for t in write(x, **(ids | how))]
-
-        return self._each(images, captions, bs)
-
-# %% ../../nbs/models/70_pretrained.ipynb #5b1e07c4
+# %% ../../nbs/models/70_pretrained.ipynb #e13962e6
 @patch
 @contextmanager
 def evaluating(
@@ -221,6 +157,86 @@ def evaluating(
             stack.enter_context(frozen(owner, native))
         yield self
 
+# %% ../../nbs/models/70_pretrained.ipynb #6eaae8f5
+@patch
+def _each(self: Pretrained, images, f, bs):
+    "Apply `f` to the images and row numbers of each batch; collect one result per image"
+    if isinstance(images, ImageTextDataset):
+        p = self._parameter()
+        loader = evaluation_loader(images, self.view, bs, p.device, shared=True)
+        n = len(loader)
+
+        def computed(batch):
+            return dict(results=f(batch['images'].to(p.dtype), batch['id'].tolist()))
+
+        batches = (b['results'] for b in computed_batches(loader, computed))
+    else:
+        starts = range(0, len(images), bs)
+        n = len(starts)
+        rows = (range(i, min(i + bs, len(images))) for i in starts)
+        batches = (f(self.batch([images[i] for i in some]), some) for some in rows)
+    with self.evaluating():
+        return [o for results in progress(batches, n, 'batches of images') for o in results]
+
+
+@patch
+def _vectors(self: Pretrained, images, f, bs, precision):
+    "Apply `f` to the images; return an array with one row per image"
+    if not isinstance(images, (list, tuple, ImageTextDataset)):
+        return self._vectors([images], f, bs, precision)[0]
+    if not len(images):  # the width is that of a blank image
+        return self._vectors([Image.new('RGB', (8, 8))], f, bs, precision)[:0]
+
+    def computed(x, _):
+        with in_precision(precision, x.device):
+            out = f(x).float()
+        if not out.isfinite().all():
+            raise ValueError(f'{self.name}: the features hold values that are not finite: did training diverge?')
+        return list(out.cpu().numpy())
+
+    return np.stack(self._each(images, computed, bs))
+
+# %% ../../nbs/models/70_pretrained.ipynb #558834b2
+@patch
+def embed(
+    self: Pretrained,
+    images: FilePath | Image.Image | np.ndarray | torch.Tensor | list | ImageTextDataset,  # One image, or many
+    bs: int = 64,  # Batch size
+    precision: str = 'fp32',  # Precision of the computation: fp32 or bf16
+) -> np.ndarray:  # float32 (d,), or (n,d) for a list or a dataset
+    "Compute a feature vector for each image, the average of the backbone's grid"
+    backbone = self.backbone
+    return self._vectors(images, lambda x: backbone(x).float().mean((2, 3)), bs, precision)
+
+# %% ../../nbs/models/70_pretrained.ipynb #e45f171f
+@patch
+def caption(
+    self: Pretrained,
+    images: FilePath | Image.Image | np.ndarray | torch.Tensor | list | ImageTextDataset,  # One image, or many
+    bs: int = 64,  # Batch size
+    **how,  # Arguments of the model's `generate`: how='beam', beams=5, ...
+) -> str | list:  # A sentence, or a list of sentences
+    """Caption images; a dataset is read by its loader, and shared by the processes of an evaluation
+
+    Nucleus sampling depends on the number of the image, unless `ids` are given
+    """
+    write = self.capabilities.get('caption')
+    if write is None:
+        uses = dict(backbone='features of images: `embed`', embed_text='photos for a text: `search`')
+        hint = '; '.join(use for name, use in uses.items() if name in self.capabilities)
+        raise ValueError(
+            f'{self.name} cannot write captions; its capabilities: {", ".join(self.capabilities)}'
+            + (f' ({hint})' if hint else '')
+        )
+    if not isinstance(images, (list, tuple, ImageTextDataset)):
+        return self.caption([images], bs, **how)[0]
+
+    def captions(x, rows):
+        ids = dict(ids=rows) if how.get('how') == 'nucleus' else {}
+        return [self.tokenizer.decode(t) for t in write(x, **(ids | how))]
+
+    return self._each(images, captions, bs)
+
 # %% ../../nbs/models/70_pretrained.ipynb #70b10002
 @patch
 def _joint(self: Pretrained, name: str) -> Callable:
@@ -232,7 +248,7 @@ def _joint(self: Pretrained, name: str) -> Callable:
         f'capabilities: {", ".join(self.capabilities)}'
     )
 
-
+# %% ../../nbs/models/70_pretrained.ipynb #2e49d67a
 @patch
 def embed_image(
     self: Pretrained,
@@ -243,7 +259,7 @@ def embed_image(
     "Embed images in the joint space; a `ValueError` if the model has none"
     return self._vectors(images, self._joint('embed_image'), bs, precision)
 
-
+# %% ../../nbs/models/70_pretrained.ipynb #27f1ae05
 @patch
 def embed_text(
     self: Pretrained,
@@ -256,14 +272,15 @@ def embed_text(
         raise ValueError(f'{self.name}: has no tokenizer, so its captions cannot be embedded')
     if isinstance(texts, str):
         return self.embed_text([texts])[0]
-    ids = list(map(tuple, self.tokenizer.encode(list(texts), self.max_len)))
-    once = sorted(set(ids), key=lambda t: (len(t), t))
-    rows = {}
+    ids = [tuple(t) for t in self.tokenizer.encode(list(texts), self.max_len)]
+    once = sorted(set(ids), key=lambda t: (len(t), t))  # captions of similar length are together
+    rows = {}  # token ids -> vector
     with self.evaluating():
         for a in progress(range(0, len(once), bs), label='captions'):
             some = once[a : a + bs]
-            tokens, lengths = (x.to(self.device) for x in pad_tokens([list(t) for t in some], self.tokenizer.pad))
-            rows |= zip(some, embed(tokens, lengths).float().cpu().numpy())
+            tokens, lengths = pad_tokens([list(t) for t in some], self.tokenizer.pad)
+            vectors = embed(tokens.to(self.device), lengths.to(self.device))
+            rows |= zip(some, vectors.float().cpu().numpy())
     return np.stack([rows[t] for t in ids])
 
 # %% ../../nbs/models/70_pretrained.ipynb #70b10004
@@ -282,7 +299,8 @@ def photo_vectors(
     precision: str = 'fp32',  # Precision of the computation: fp32 or bf16
 ) -> np.ndarray:  # float32 (d,), or (n,d) for a list or a dataset
     "Embed images in the space for comparing photos, see `space`"
-    return (self.embed_image if self.space == 'joint' else self.embed)(images, bs, precision)
+    embed = self.embed_image if self.space == 'joint' else self.embed
+    return embed(images, bs, precision)
 
 
 @patch
@@ -293,7 +311,7 @@ def vector_facts(
     weights = [weights_sha256(owner.state_dict()) for owner in self._owners()]
     return dict(space=self.space, side=str(self.side), view=str(asdict(self.view)), weights=' '.join(weights))
 
-
+# %% ../../nbs/models/70_pretrained.ipynb #ae33c0af
 @patch
 def query_vector(
     self: Pretrained,
@@ -306,7 +324,7 @@ def query_vector(
         raise ValueError('the query is empty: write what the photos should show, or name an image file')
     return unit_length(self.embed_text(query))
 
-
+# %% ../../nbs/models/70_pretrained.ipynb #8e42bb22
 @patch
 def photo_index(
     self: Pretrained,
@@ -337,9 +355,11 @@ def search(
     vector = self.query_vector(query)
     if isinstance(photos, (str, Path)):
         found = self.photo_index(photos, index, log=log)
-        names, vectors = list(found.photos), found.vectors
+        names = list(found.photos)
+        vectors = found.vectors
     else:
-        vectors = unit_length(photos if isinstance(photos, np.ndarray) else self.photo_vectors(photos))
+        vectors = photos if isinstance(photos, np.ndarray) else self.photo_vectors(photos)
+        vectors = unit_length(vectors)
         names = photos.ids if isinstance(photos, ImageTextDataset) else range(len(vectors))
     return best_matches(names, vectors, vector, top)
 
@@ -350,7 +370,7 @@ def visual_only(
     "Return the capabilities of a model about which nothing else is known"
     return {'backbone': m for name, m in model.named_children() if name == 'visual'}
 
-
+# %% ../../nbs/models/70_pretrained.ipynb #5807f3db
 @patch(cls_method=True)
 def from_learner(
     cls: Pretrained,
@@ -360,9 +380,9 @@ def from_learner(
 ) -> Pretrained:
     "Open the model of a trained learner for use"
     dl = learn.dls.valid
-    can = {'backbone': None, **learn.capabilities(learn.model)}
+    capabilities = {'backbone': None, **learn.capabilities(learn.model)}
     return cls(
-        **can,
+        **capabilities,
         view=dl.aug,
         side=dl.source.size,
         tokenizer=dl.tokenizer,

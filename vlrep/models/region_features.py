@@ -39,13 +39,15 @@ def roi_features(
         raise ValueError(f'boxes: of {len(boxes)} images, but the grid is of {b}')
     check_boxes(boxes, counts)
     real = sequence_mask(counts.to(grid.device), boxes.shape[1])
-    cells = boxes.to(grid.device)[real].float() * torch.tensor([w, h, w, h], device=grid.device)
+    sides = torch.tensor([w, h, w, h], device=grid.device)
+    cells = boxes.to(grid.device)[real].float() * sides  # coordinates in cells
     cells = (cells * _STEPS).round() / _STEPS
     first, last = cells.split(2, 1)
+    last = torch.maximum(last, first + 1 / _STEPS)  # no box becomes empty
     image = real.nonzero()[:, :1].float()
-    rois = torch.cat([image, first, torch.maximum(last, first + 1 / _STEPS)], 1)
+    pooled = roi_align(grid.float(), torch.cat([image, first, last], 1), 1, sampling_ratio=-1, aligned=True)
     out = grid.new_zeros(*real.shape, c, dtype=torch.float32)
-    out[real] = roi_align(grid.float(), rois, 1, sampling_ratio=-1, aligned=True)[:, :, 0, 0]
+    out[real] = pooled[:, :, 0, 0]
     return out
 
 # %% ../../nbs/models/62_region_features.ipynb #67620016
@@ -58,9 +60,11 @@ def whole_view(
 ) -> Tensor:  # Float, normalised (b,3,size,size)
     "Stretch each whole image to a square"
     hw = hw.to(images.device)
-    x = resize_crop(images, torch.cat([torch.zeros_like(hw), hw], 1), size) / 255
-    m, s = (torch.tensor(v, device=images.device).view(3, 1, 1) for v in (mean, std))
-    return (x - m) / s
+    corners = torch.cat([torch.zeros_like(hw), hw], 1)
+    x = resize_crop(images, corners, size) / 255
+    mean = torch.tensor(mean, device=images.device).view(3, 1, 1)
+    std = torch.tensor(std, device=images.device).view(3, 1, 1)
+    return (x - mean) / std
 
 # %% ../../nbs/models/62_region_features.ipynb #6762001a
 class RegionEncoder(nn.Module):
@@ -98,8 +102,9 @@ class RegionEncoder(nn.Module):
             out = self._grid(batch) if self.how == 'grid' else self._boxes(batch)
             if self.classifier is not None:
                 feats = out['region_feats']
-                probs = self.classifier(feats.to(self.classifier.weight.dtype)).float().softmax(-1)
-                out['region_probs'] = probs * sequence_mask(out['region_counts'], feats.shape[1])[..., None]
+                scores = self.classifier(feats.to(self.classifier.weight.dtype))
+                real = sequence_mask(out['region_counts'], feats.shape[1])
+                out['region_probs'] = scores.float().softmax(-1) * real[..., None]
             return out
 
     def _grid(self, batch):
@@ -115,9 +120,8 @@ class RegionEncoder(nn.Module):
         images = batch['images']
         boxes = batch['region_boxes'].to(images.device)
         counts = batch['region_counts'].to(images.device)
-        return dict(
-            region_feats=roi_features(self.visual(images), boxes, counts), region_boxes=boxes, region_counts=counts
-        )
+        feats = roi_features(self.visual(images), boxes, counts)
+        return dict(region_feats=feats, region_boxes=boxes, region_counts=counts)
 
     def train(self, mode: bool = True) -> 'RegionEncoder':
         "Set training or evaluation mode; a frozen encoder stays in evaluation mode"

@@ -14,6 +14,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import torch
+from fastcore.basics import patch
 from torch import Tensor, nn
 
 from ..core.files import FilePath, file_sha256
@@ -46,22 +47,7 @@ def _of_timm(name, size):
     how = dict(intermediates_only=True, output_fmt='NCHW', norm=hasattr(net, 'norm'))  # the norm after the last block
     return net, lambda images: net.forward_intermediates(images, **how)
 
-
-def _of_torchvision(name, size):
-    "Make a torchvision network with only its `features`, and a function that yields its grids, finest first"
-    import torchvision.models as tv
-
-    names = tv.list_models()
-    if name not in names:
-        raise did_you_mean('torchvision network', name, near_names(name, names))
-    net = tv.get_model(name, weights=None)
-    check_features(net, name)
-    nhwc = hasattr(net, 'permute')  # Swin: its stages return (b,h,w,c)
-    for k in [k for k, _ in net.named_children() if k != 'features']:
-        delattr(net, k)
-    return net, _grids_of_features(net, nhwc)
-
-
+# %% ../../nbs/models/52_timm_torchvision.ipynb #f6f5b8a6
 def _grids_of_features(net, nhwc=False):
     "Make a function that yields the grids of `net.features`, finest first"
 
@@ -73,6 +59,22 @@ def _grids_of_features(net, nhwc=False):
     return grids
 
 
+def _of_torchvision(name, size):
+    "Make a torchvision network with only its `features`, and a function that yields its grids, finest first"
+    import torchvision.models as tv
+
+    names = tv.list_models()
+    if name not in names:
+        raise did_you_mean('torchvision network', name, near_names(name, names))
+    net = tv.get_model(name, weights=None)
+    check_features(net, name)
+    nhwc = hasattr(net, 'permute')  # Swin: its stages return (b,h,w,c)
+    others = [k for k, _ in net.named_children() if k != 'features']
+    for k in others:
+        delattr(net, k)
+    return net, _grids_of_features(net, nhwc)
+
+# %% ../../nbs/models/52_timm_torchvision.ipynb #dadaf875
 NARROW_VGG = 'vlrep/vgg16_narrow'  # VGG16 with a sixteenth of its channels, for trial runs
 
 
@@ -83,7 +85,8 @@ def _narrow(name, size):
     if f'vlrep/{name}' != NARROW_VGG:
         raise did_you_mean('--backbone', f'vlrep/{name}', [NARROW_VGG])
     net = nn.Module()
-    net.features = vgg.make_layers([c if c == 'M' else c // 16 for c in vgg.cfgs['D']])
+    layers = [c if c == 'M' else c // 16 for c in vgg.cfgs['D']]  # M is max-pooling
+    net.features = vgg.make_layers(layers)
     for layer in net.features:
         if isinstance(layer, nn.Conv2d):  # as in torchvision's VGG
             nn.init.kaiming_normal_(layer.weight, mode='fan_out', nonlinearity='relu')
@@ -125,7 +128,8 @@ class NamedBackbone(nn.Module):
         "Register the factor and summand that convert ImageNet's normalisation to that of the weights, if they differ"
         self.renormalised = weights_normalisation(self.name) != IMAGENET
         if self.renormalised:
-            (mean, std), (own_mean, own_std) = torch.tensor(IMAGENET), torch.tensor(weights_normalisation(self.name))
+            mean, std = torch.tensor(IMAGENET)
+            own_mean, own_std = torch.tensor(weights_normalisation(self.name))
             self.register_buffer('factor', (std / own_std).view(3, 1, 1))
             self.register_buffer('summand', ((mean - own_mean) / own_std).view(3, 1, 1))
 
@@ -144,8 +148,10 @@ class NamedBackbone(nn.Module):
     def _each(self, images):
         if self.renormalised:
             images = images * self.factor + self.summand
+        last = {}  # resolution -> its last grid, finest first
         with nullcontext() if self.autocast is None else torch.autocast(images.device.type, self.autocast):
-            last = {tuple(g.shape[2:]): g for g in self._grids(images)}  # of each resolution, finest first
+            for g in self._grids(images):
+                last[tuple(g.shape[2:])] = g
         dtype = next(self.parameters()).dtype
         return [g.to(dtype) for g in last.values()]
 
@@ -173,29 +179,34 @@ class NamedBackbone(nn.Module):
         "List the channels of the grids of `scales`"
         return self.widths[:n]
 
-    def load(
-        self,
-        source: FilePath | dict,  # A file with the weights of the whole network or of a run's model; or a dict
-        log: Callable = None,  # Called with a message on what was loaded and what is not used
-    ) -> None:
-        """Load weights with the names of the other library or of a run's model; a head is ignored
+# %% ../../nbs/models/52_timm_torchvision.ipynb #fee38c81
+@patch
+def load(
+    self: NamedBackbone,
+    source: FilePath | dict,  # A file with the weights of the whole network or of a run's model; or a dict
+    log: Callable = None,  # Called with a message on what was loaded and what is not used
+) -> None:
+    """Load weights with the names of the other library or of a run's model; a head is ignored
 
-        Position embeddings for images of a different size are resized, as in timm. A `ValueError` names weights that
-        are missing or have a wrong shape
-        """
-        own = self.net.state_dict()
-        weights, rest, before, name = network_weights(source, tuple(k for k in own if k.endswith('.weight'))[:2])
-        if 'norm.weight' in own and 'norm.weight' not in weights:  # from a network with this norm after pooling
-            weights = {re.sub('^fc_norm', 'norm', k): v for k, v in weights.items()}
-        state = {k: v for k, v in weights.items() if k in own}
-        if state.keys() == own.keys() and any(v.shape != own[k].shape for k, v in state.items()):
-            resized = getattr(sys.modules[type(self.net).__module__], 'checkpoint_filter_fn', None)
-            with warnings.catch_warnings():
-                warnings.filterwarnings('ignore', module='timm.layers')
-                state = resized(state, self.net) if resized else state
-        _check(state, own, name, f'the weights are not those of {self.name}')
-        self.net.load_state_dict(state, strict=False)
-        _log_found(log, name, before, [*(before + k for k in weights if k not in own), *rest])
+    Position embeddings for images of a different size are resized, as in timm. A `ValueError` names weights that
+    are missing or have a wrong shape
+    """
+    own = self.net.state_dict()
+    names = [k for k in own if k.endswith('.weight')]
+    weights, rest, before, name = network_weights(source, tuple(names[:2]))
+    if 'norm.weight' in own and 'norm.weight' not in weights:  # from a network with this norm after pooling
+        weights = {re.sub('^fc_norm', 'norm', k): v for k, v in weights.items()}
+    state = {k: v for k, v in weights.items() if k in own}
+    if state.keys() == own.keys() and any(v.shape != own[k].shape for k, v in state.items()):
+        resized = getattr(sys.modules[type(self.net).__module__], 'checkpoint_filter_fn', None)  # timm's function
+        with warnings.catch_warnings():
+            warnings.filterwarnings('ignore', module='timm.layers')
+            if resized:
+                state = resized(state, self.net)
+    _check(state, own, name, f'the weights are not those of {self.name}')
+    self.net.load_state_dict(state, strict=False)
+    unused = [before + k for k in weights if k not in own]
+    _log_found(log, name, before, [*unused, *rest])
 
 # %% ../../nbs/models/52_timm_torchvision.ipynb #c4cc6fd8
 def _resnet(depth, width, weights, seed, hint, log):
@@ -208,7 +219,7 @@ def _resnet(depth, width, weights, seed, hint, log):
         raise ValueError(f'{weights}: contains a ResNet-{d} of width {w}, {hint(d, w)}')
     return net.train()
 
-
+# %% ../../nbs/models/52_timm_torchvision.ipynb #cbe954d3
 def named_backbone(
     name: str,  # One of `RESNETS`, or with its library: timm/convnext_atto; for a name with weights, pass
     # `weights=fetch_weights(name)`
@@ -244,7 +255,7 @@ class VGGLayer(nn.Module):
         super().__init__()
         if not isinstance(backbone, NamedBackbone) or not backbone.name.split('/')[1].startswith('vgg'):
             raise ValueError(f'--layer {layer}: is for runs with --backbone torchvision/vgg16; leave it out')
-        ends = [i for i, m in enumerate(backbone.net.features, 1) if isinstance(m, nn.ReLU)]
+        ends = [i for i, m in enumerate(backbone.net.features, 1) if isinstance(m, nn.ReLU)]  # after each convolution
         if not 1 <= layer <= len(ends):
             raise ValueError(f'--layer {layer}: {backbone.name} has {len(ends)} convolutions')
         self.features = backbone.net.features[: ends[layer - 1]]
@@ -281,7 +292,7 @@ def initial_backbone(
 
     return _resnet(depth, width, weights, seed, hint, log)
 
-
+# %% ../../nbs/models/52_timm_torchvision.ipynb #c90d027a
 def weights_digest(
     path: FilePath,  # A file, or None
 ) -> str:  # Its name and the first digits of its SHA-256; None if `path` is None
