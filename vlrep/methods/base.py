@@ -32,7 +32,7 @@ def _unknown(recipe):
 def _same(recipe, dls):
     return dls
 
-
+# %% ../../nbs/methods/05_base.ipynb #64bf5894
 _DEFAULTS = 'vlrep.methods.learner:'
 _RUN_FIELDS = {'size', 'bs', 'steps', 'warmup', 'visual_depth', 'visual_width'}
 
@@ -96,10 +96,10 @@ class Method:
         "Make the collate function, from rows of a dataset to the tensors that accompany the images of a batch"
         return self.collate and self.collate(recipe, tokenizer)
 
-
+# %% ../../nbs/methods/05_base.ipynb #5212ea95
 METHODS = Registry('method', 'vlrep.methods.*.recipe')
 
-
+# %% ../../nbs/methods/05_base.ipynb #07fed477
 def lazy_functions(
     prefix: str,  # Module and the beginning of a name in it: 'vlrep.methods.virtex.method:virtex_'
     names: str,  # Fields of `Method`, with spaces between: 'build loss groups'

@@ -30,7 +30,7 @@ KINDS = dict(  # Kind of box -> its colour, and its name in the legend
 )
 _WIDTH = 100  # Of a page, in tenths of an inch
 
-
+# %% ../../nbs/methods/14_diagrams.ipynb #b91c8fe2
 @dataclass(frozen=True)
 class Box:
     "Text in a frame, with or without a picture above it"
@@ -51,7 +51,7 @@ class Box:
         h = self.height or need
         return self.x - self.width / 2, self.y - h / 2, self.x + self.width / 2, self.y + h / 2
 
-
+# %% ../../nbs/methods/14_diagrams.ipynb #dc5926ce
 @dataclass(frozen=True)
 class Arrow:
     "A line from one box to another: straight, or with a corner at (x, y)"
@@ -80,8 +80,8 @@ def parse(
             continue
         x, y, size, kind, *pictures = fields
         width, _, height = size.partition('x')
-        sizes = [float(v or 0) for v in (x, y, width, height)]
-        boxes[key] = Box(words, kind.rstrip('*'), *sizes, *pictures, filled=kind.endswith('*'))
+        numbers = [float(v or 0) for v in (x, y, width, height)]
+        boxes[key] = Box(words, kind.rstrip('*'), *numbers, *pictures, filled=kind.endswith('*'))
     return boxes, arrows
 
 # %% ../../nbs/methods/14_diagrams.ipynb #858dbd19
@@ -105,9 +105,11 @@ def _path(
     down = x is not None and a.sides[0] <= x <= a.sides[2]  # Does it leave vertically?
 
     def edge(box, other, vertical):
-        near, far = (box.sides[1], box.sides[3]) if vertical else (box.sides[0], box.sides[2])
-        side = far if (box.y < other.y if vertical else box.x < other.x) else near
-        return (x, side) if vertical else (side, y)
+        "Find the point on the edge of `box` that faces `other`"
+        left, top, right, bottom = box.sides
+        if vertical:
+            return x, bottom if box.y < other.y else top
+        return right if box.x < other.x else left, y
 
     return [edge(a, b, down), *corner, edge(b, a, down != bool(corner))]
 
@@ -142,6 +144,62 @@ def _picture(
     return np.asarray(image)
 
 # %% ../../nbs/methods/14_diagrams.ipynb #fda23c7c
+def _look(kind, filled):
+    "Return the colours and the line of a kind of box"
+    color = KINDS[kind][0]
+    fill = color + '20'
+    if kind in ('data', 'momentum', 'frame'):
+        fill = 'white'
+    if filled:
+        fill = color
+    return dict(fc=fill, ec=color, lw=1.5, ls={'momentum': '--', 'frame': ':'}.get(kind, '-'))
+
+
+def _draw_box(ax, key, b):
+    "Draw a box with its text and picture"
+    left, top, right, bottom = b.sides
+    corners = 'round,pad=0,rounding_size=0.7'
+    ax.add_patch(FancyBboxPatch((left, top), b.width, bottom - top, corners, **_look(b.kind, b.filled)))
+    words = dict(va='center', fontsize=13, linespacing=1.15, color='white' if b.filled else INK['text'], gid=key)
+    if b.kind == 'frame':
+        ax.text(left + 1, top + 2, b.text, ha='left', **words)
+    elif b.picture:
+        ax.text(b.x, b.y + 6, b.text, ha='center', **words)
+        ax.imshow(_picture(b.picture), extent=(b.x - 6, b.x + 6, top + 12.6, top + 0.6), zorder=2)
+    else:
+        ax.text(b.x, b.y, b.text, ha='center', **words)
+
+# %% ../../nbs/methods/14_diagrams.ipynb #6dc061c9
+def _draw_arrow(ax, arrow, boxes):
+    "Draw an arrow and its label"
+    path = np.array(_path(arrow, boxes))
+    line = dict(color=INK['text'], ls='--' if arrow.dashed else '-', lw=1.3)
+    ax.plot(*path[:-1].T, **line)
+    tip = dict(arrowstyle='-|>', shrinkA=0, shrinkB=0, mutation_scale=14, **line)
+    ax.annotate('', path[-1], path[-2], arrowprops=tip)
+    longest = np.abs(np.diff(path, axis=0)).sum(1).argmax()
+    (x0, y0), (x1, y1) = path[longest : longest + 2]
+    x = (x0 + x1) / 2
+    y = (y0 + y1) / 2
+    if y0 == y1:
+        at = dict(x=x, y=y - 0.4, ha='center', va='bottom')
+    else:
+        at = dict(x=x + 0.8, y=y, ha='left', va='center')
+    ax.text(s=arrow.label, fontsize=12, linespacing=1.1, **at)
+
+# %% ../../nbs/methods/14_diagrams.ipynb #37c4169f
+def _draw_legend(ax, boxes, bottom):
+    "Draw the colours of the kinds in use, side by side"
+    used = {b.kind for b in boxes.values()}
+    entries = [(name, _look(kind, False)) for kind, (_, name) in KINDS.items() if kind in used and kind != 'frame']
+    entries.append(('filled: used later', dict(fc=INK['text'], ec=INK['text'])))
+    x = 1
+    for name, colors in entries:
+        ax.add_patch(plt.Rectangle((x, bottom - 2.6), 2.2, 1.7, **colors))
+        text = ax.text(x + 3, bottom - 1.7, name, fontsize=12, va='center')
+        x += 5.3 + text.get_window_extent().width / ax.figure.bbox.width * _WIDTH
+
+# %% ../../nbs/methods/14_diagrams.ipynb #a11ce46e
 def draw(
     boxes: dict,  # Key -> `Box`
     arrows: list,  # Of `Arrow`
@@ -151,202 +209,16 @@ def draw(
     fig = plt.figure(figsize=(_WIDTH / 10, high / 10))
     ax = fig.add_axes([0, 0, 1, 1])
     ax.axis('off')
-    dark = INK['text']
-
-    def look(kind, filled):
-        color = KINDS[kind][0]
-        fill = color if filled else 'white' if kind in ('data', 'momentum', 'frame') else color + '20'
-        return dict(fc=fill, ec=color, lw=1.5, ls={'momentum': '--', 'frame': ':'}.get(kind, '-'))
-
-    for key, b in boxes.items():
-        left, top, right, bottom = b.sides
-        corners = 'round,pad=0,rounding_size=0.7'
-        ax.add_patch(FancyBboxPatch((left, top), b.width, bottom - top, corners, **look(b.kind, b.filled)))
-        at = (left + 1, top + 2, 'left') if b.kind == 'frame' else (b.x, b.y + 6 * bool(b.picture), 'center')
-        words = dict(ha=at[2], va='center', fontsize=13, linespacing=1.15, color='white' if b.filled else dark)
-        ax.text(*at[:2], b.text, gid=key, **words)
-        if b.picture:
-            ax.imshow(_picture(b.picture), extent=(b.x - 6, b.x + 6, top + 12.6, top + 0.6), zorder=2)
-    for a in arrows:
-        path = np.array(_path(a, boxes))
-        line = dict(color=dark, ls='--' if a.dashed else '-', lw=1.3)
-        ax.plot(*path[:-1].T, **line)
-        tip = dict(arrowstyle='-|>', shrinkA=0, shrinkB=0, mutation_scale=14, **line)
-        ax.annotate('', path[-1], path[-2], arrowprops=tip)
-        k = np.abs(np.diff(path, axis=0)).sum(1).argmax()  # the longest part
-        x, y = path[k : k + 2].mean(0)
-        level = path[k, 1] == path[k + 1, 1]
-        at = dict(x=x, y=y - 0.4, ha='center', va='bottom') if level else dict(x=x + 0.8, y=y, ha='left', va='center')
-        ax.text(s=a.label, fontsize=12, linespacing=1.1, **at)
-    x = 1
-    used = [(KINDS[k][1], look(k, False)) for k in KINDS if k != 'frame' and any(b.kind == k for b in boxes.values())]
-    for name, colors in [*used, ('filled: used later', dict(fc=dark, ec=dark))]:
-        ax.add_patch(plt.Rectangle((x, high - 2.6), 2.2, 1.7, **colors))
-        text = ax.text(x + 3, high - 1.7, name, fontsize=12, va='center')
-        x += 5.3 + text.get_window_extent().width / fig.bbox.width * _WIDTH
+    for key, box in boxes.items():
+        _draw_box(ax, key, box)
+    for arrow in arrows:
+        _draw_arrow(ax, arrow, boxes)
+    _draw_legend(ax, boxes, high)
     ax.set(xlim=(0, _WIDTH), ylim=(high, 0), aspect='auto')
     return fig
 
 # %% ../../nbs/methods/14_diagrams.ipynb #33ec95c9
-DIAGRAMS = dict(
-    virtex="""
-        text 16 13.9 28 data: [SOS] a red bird and / a red car [EOS]
-        image 50 9 18 data image: image
-        reverse 84 13.9 28 data: [EOS] car red a and / bird red a [SOS]
-        embed_f 16 25 28 text: word and position / embeddings
-        backbone 50 25 22 backbone*: ResNet-50
-        embed_b 84 25 28 text: the same / embeddings
-        forward 16 38 28 text: forward decoder / 1 layer, width 1024
-        project 50 38 22 layers: Linear / 2048 → 1024
-        backward 84 38 28 text: backward decoder / 1 layer, width 1024
-        output 50 50 96 text: output layer 1024 → 10,000, tied to the word embeddings
-        loss_f 16 62 28 loss: cross-entropy with / the next token
-        loss 50 62 22 loss: loss: the sum / of both
-        loss_b 84 62 28 loss: cross-entropy with / the token before
-        text -> embed_f: T ≤ 30 tokens; image -> backbone: 224×224×3; reverse -> embed_b: T tokens
-        embed_f -> forward: T×1024; backbone -> project: 7×7×2048; embed_b -> backward: T×1024
-        project -> forward: 49×1024; project -> backward: 49×1024; forward -> output: T×1024
-        backward -> output: T×1024; output -> loss_f: T×10,000; output -> loss_b: T×10,000; loss_f -> loss
-        loss_b -> loss
-    """,
-    icmlm_tfm="""
-        image 25 9 18 data image: image
-        text 73 13.9 34 data: [CLS] a red [MASK] and / a red car [SEP]
-        backbone 25 24 46 backbone*: ResNet-50
-        bert 73 24 34 text: BERT-base, frozen
-        tags 13 37 20 layers: mean, then / 2-layer MLP
-        project 37 37 20 layers: Linear / 2048 → 768
-        layer 61 49 68 layers: Transformer layer over 49 cells and T tokens
-        words 61 59 68 text: products with BERT’s 30,522 word embeddings
-        loss 61 69 68 loss: cross-entropy with the masked word
-        loss_tags 13 66.8 20 loss: 0.1 × cross- / entropy with / the concepts
-        image -> backbone: 224×224×3; text -> bert: T ≤ 30 tokens; backbone -> tags: 7×7×2048
-        backbone -> project: 7×7×2048; bert -> layer: T×768; project -> layer: 49×768
-        layer -> words: 768, the state at [MASK]; words -> loss: 30,522; tags -> loss_tags: 5000
-    """,
-    icmlm_attfc="""
-        image 25 9 18 data image: image
-        text 77 13.9 34 data: [CLS] a red [MASK] and / a red car [SEP]
-        backbone 25 24 46 backbone*: ResNet-50
-        bert 77 24 34 text: BERT-base, frozen
-        tags 13 37 20 layers: mean, then / 2-layer MLP
-        attention 74 38 40 layers: attention of tokens over cells, / log-sum-exp, softmax
-        mean 37 50 22 layers: weighted mean / of the cells
-        fc 37 62 22 layers: Linear, LN, ReLU, / Linear
-        words 77 62 34 text: products with BERT’s / 30,522 word embeddings
-        loss 77 74 34 loss: cross-entropy with / the masked word
-        loss_tags 13 73 20 loss: 0.1 × cross- / entropy with / the concepts
-        image -> backbone: 224×224×3; text -> bert: T ≤ 30 tokens; backbone -> tags: 7×7×2048
-        backbone -> mean x=37: 7×7×2048; backbone -> attention x=56 y=24: 7×7×2048; bert -> attention x=81: T×768
-        attention -> mean x=74 y=50: 49 weights; mean -> fc: 2048; fc -> words: 768; words -> loss: 30,522
-        tags -> loss_tags: 5000
-    """,
-    mct="""
-        view_k 12.5 9 20 data view: view 2
-        view 37.5 9 20 data image: view 1
-        text 62.5 13.9 22 data: a red bird / and a red car
-        text_k 87.5 13.9 22 data: a red bird and / a red automobile
-        image_copy 12.5 24 21 momentum: momentum copy / of ResNet-50
-        backbone 37.5 24 21 backbone*: ResNet-50
-        bert 62.5 24 21 text: BERT-base
-        text_copy 87.5 24 21 momentum: momentum copy / of BERT-base
-        ki_inter 6.25 37 10 momentum: MLP / 1024
-        ki_intra 18.75 37 10 momentum: MLP / 128
-        qi_intra 31.25 37 10 layers: MLP / 128
-        qi_inter 43.75 37 10 layers: MLP / 1024
-        qt_inter 56.25 37 10 layers: MLP / 1024
-        qt_intra 68.75 37 10 layers: MLP / 128
-        kt_intra 81.25 37 10 momentum: MLP / 128
-        kt_inter 93.75 37 10 momentum: MLP / 1024
-        queue_i_inter 6.25 49 10 momentum: queue / 32,768
-        queue_i_intra 18.75 49 10 momentum: queue / 32,768
-        queue_t_intra 81.25 49 10 momentum: queue / 32,768
-        queue_t_inter 93.75 49 10 momentum: queue / 32,768
-        ii 25 62 26 loss: image–image: InfoNCE / and shared tags
-        cc 75 62 26 loss: text–text: InfoNCE
-        ci 11 74 20 loss: text–image: / hinge loss
-        ic 89 74 20 loss: image–text: / hinge loss
-        view_k -> image_copy; view -> backbone: 224×224×3; text -> bert: T ≤ 40 tokens; text_k -> text_copy
-        backbone --> image_copy; bert --> text_copy; image_copy -> ki_inter; image_copy -> ki_intra
-        backbone -> qi_intra: 2048; backbone -> qi_inter: 2048; bert -> qt_inter: 768; bert -> qt_intra: 768
-        text_copy -> kt_intra; text_copy -> kt_inter; ki_inter -> queue_i_inter; ki_intra -> queue_i_intra
-        kt_intra -> queue_t_intra; kt_inter -> queue_t_inter; queue_i_intra -> ii: keys; qi_intra -> ii: query
-        queue_t_intra -> cc: keys; qt_intra -> cc: query; queue_i_inter -> ci: keys
-        queue_t_inter -> ic x=93.75: keys; qt_inter -> ci x=56.25 y=72.5: query; qi_inter -> ic x=43.75 y=75.5: query
-    """,
-    loctex="""
-        image 22 9 18 data image: image
-        text 63 13.9 34 data: … on a road. And there / is a red bird. …
-        trace 91 9 15 data trace: mouse trace
-        backbone 22 25 40 backbone*: ResNet-50
-        encoder 63 25 38 text: Transformer / 4 layers, width 1024
-        cells 12 39 20 layers: Linear on cells / of each grid
-        mean_i 34 39 18 layers: mean, then / Linear
-        mean_t 54 39 18 layers: mean, then / Linear
-        words 73 39 18 layers: Linear on / each token
-        contrast 44 51 36 loss: contrastive loss: cosines / of images and narratives
-        attention 41 63 78 layers: attention of each token: softmax of products over the cells
-        mask 91 73 15 data mask: “red bird”
-        loss 39 74 74 loss: localisation loss: distance of attention and trace
-        image -> backbone: 224×224×3; text -> encoder: T ≤ 60 tokens; backbone -> cells x=12: 7×7×2048, / 14×14×1024
-        backbone -> mean_i x=34: 7×7×2048; encoder -> mean_t x=54: T×1024; encoder -> words x=73: T×1024
-        mean_i -> contrast x=34: 1024; mean_t -> contrast x=54: 1024
-        cells -> attention x=12: 7×7×1024, / 14×14×1024; words -> attention x=73: T×1024
-        attention -> loss: T×7×7, T×14×14; trace -> mask: cells it / crosses; mask -> loss
-    """,
-    clip="""
-        image 17 9 18 data image: image
-        text 83 13.9 30 data: a red bird / and a red car
-        backbone 17 25 30 backbone*: ResNet-50
-        encoder 83 25 30 text: Transformer / 4 layers, width 1024
-        mean_i 17 39 30 layers: mean over the cells, / Linear 2048 → 1024
-        mean_t 83 39 30 layers: mean over the tokens, / Linear 1024 → 1024
-        pairs 50 39 24 data pairs: cosines of all pairs
-        loss 50 56 60 loss: cross-entropy over each row and each column, / after division by a learned temperature
-        image -> backbone: 224×224×3; text -> encoder: T ≤ 30 tokens; backbone -> mean_i: 7×7×2048
-        encoder -> mean_t: T×1024; mean_i -> pairs: 1024; mean_t -> pairs: 1024; pairs -> loss: batch × batch
-    """,
-    visualbert="""
-        text 25 13.9 34 data: [CLS] a red [MASK] and / a red car [SEP]
-        image 75 9 18 data regions: 100 regions
-        embed 25 25 36 text*: word, position and / segment embeddings
-        detector 75 25 36 backbone: detector, frozen
-        project 75 37 36 layers*: Linear 2048 → 768, / + position, + segment
-        bert 50 50 94 text*: BERT-base, 12 layers: words and regions attend to each other
-        head 25 62 36 text: prediction head, tied to / the word embeddings
-        pool 75 62 36 text*: pooler 768 → 768
-        loss 25 74 36 loss: cross-entropy with / the masked words
-        tasks 75 74 36 data: after pretraining: VQA / and other tasks
-        text -> embed: T ≤ 128 tokens; image -> detector; embed -> bert: T×768; detector -> project: 100×2048
-        project -> bert: 100×768; bert -> head: states of masked words; bert -> pool: state of [CLS]
-        head -> loss: scores of all words; pool -> tasks: 768
-    """,
-    vilbert="""
-        text 25 13.9 34 data: [CLS] a red [MASK] and / a red car [SEP]
-        image 75 9 18 data regions: 100 regions
-        embed 25 25 36 text*: word, position and / segment embeddings
-        detector 75 25 36 backbone: detector, frozen
-        first 25 36.5 36 text*: 6 layers, width 768
-        project 75 36.5 36 layers*: Linear 2048 → 1024, / + Linear of the box
-        frame 50 58 98x23 frame: 6 blocks
-        co_text 25 53.5 36 text*: co-attention: / words attend to regions
-        co_image 75 53.5 36 layers*: co-attention: / regions attend to words
-        text_layer 25 65 36 text*: layer of width 768
-        image_layer 75 65 36 layers*: layer of width 1024
-        head 16 78 28 text: prediction head
-        pool 50 78 32 layers*: product of two poolers
-        classify 84 78 28 layers: classifier
-        loss 16 89 28 loss: cross-entropy with / the masked words
-        tasks 50 89 32 data: after pretraining: VQA / and other tasks
-        loss_image 84 89 28 loss: KL from the detector’s / 1601 classes
-        text -> embed: T ≤ 128 tokens; image -> detector; embed -> first: T×768
-        detector -> project: 100×2048, boxes; first -> co_text: T×768; project -> co_image: 100×1024
-        co_image -> co_text y=52.5: keys, values; co_text -> co_image y=54.5; co_text -> text_layer
-        co_image -> image_layer; text_layer -> head x=16: masked words; text_layer -> pool x=38.5: [CLS]
-        image_layer -> pool x=61.5: first region; image_layer -> classify x=84: masked regions
-        head -> loss: all words; pool -> tasks: 1024; classify -> loss_image: 1601
-    """,
-)
+DIAGRAMS = {}  # Name -> description
 
 
 def diagram(
@@ -356,3 +228,176 @@ def diagram(
     if name not in DIAGRAMS:
         raise did_you_mean('diagram', name, DIAGRAMS)
     return draw(*parse(DIAGRAMS[name]))
+
+# %% ../../nbs/methods/14_diagrams.ipynb #11bf7d36
+DIAGRAMS['virtex'] = """
+    text 16 13.9 28 data: [SOS] a red bird and / a red car [EOS]
+    image 50 9 18 data image: image
+    reverse 84 13.9 28 data: [EOS] car red a and / bird red a [SOS]
+    embed_f 16 25 28 text: word and position / embeddings
+    backbone 50 25 22 backbone*: ResNet-50
+    embed_b 84 25 28 text: the same / embeddings
+    forward 16 38 28 text: forward decoder / 1 layer, width 1024
+    project 50 38 22 layers: Linear / 2048 → 1024
+    backward 84 38 28 text: backward decoder / 1 layer, width 1024
+    output 50 50 96 text: output layer 1024 → 10,000, tied to the word embeddings
+    loss_f 16 62 28 loss: cross-entropy with / the next token
+    loss 50 62 22 loss: loss: the sum / of both
+    loss_b 84 62 28 loss: cross-entropy with / the token before
+    text -> embed_f: T ≤ 30 tokens; image -> backbone: 224×224×3; reverse -> embed_b: T tokens
+    embed_f -> forward: T×1024; backbone -> project: 7×7×2048; embed_b -> backward: T×1024
+    project -> forward: 49×1024; project -> backward: 49×1024; forward -> output: T×1024
+    backward -> output: T×1024; output -> loss_f: T×10,000; output -> loss_b: T×10,000; loss_f -> loss
+    loss_b -> loss
+"""
+
+# %% ../../nbs/methods/14_diagrams.ipynb #5115c3cf
+DIAGRAMS['icmlm_tfm'] = """
+    image 25 9 18 data image: image
+    text 73 13.9 34 data: [CLS] a red [MASK] and / a red car [SEP]
+    backbone 25 24 46 backbone*: ResNet-50
+    bert 73 24 34 text: BERT-base, frozen
+    tags 13 37 20 layers: mean, then / 2-layer MLP
+    project 37 37 20 layers: Linear / 2048 → 768
+    layer 61 49 68 layers: Transformer layer over 49 cells and T tokens
+    words 61 59 68 text: products with BERT’s 30,522 word embeddings
+    loss 61 69 68 loss: cross-entropy with the masked word
+    loss_tags 13 66.8 20 loss: 0.1 × cross- / entropy with / the concepts
+    image -> backbone: 224×224×3; text -> bert: T ≤ 30 tokens; backbone -> tags: 7×7×2048
+    backbone -> project: 7×7×2048; bert -> layer: T×768; project -> layer: 49×768
+    layer -> words: 768, the state at [MASK]; words -> loss: 30,522; tags -> loss_tags: 5000
+"""
+
+# %% ../../nbs/methods/14_diagrams.ipynb #4c92d476
+DIAGRAMS['icmlm_attfc'] = """
+    image 25 9 18 data image: image
+    text 77 13.9 34 data: [CLS] a red [MASK] and / a red car [SEP]
+    backbone 25 24 46 backbone*: ResNet-50
+    bert 77 24 34 text: BERT-base, frozen
+    tags 13 37 20 layers: mean, then / 2-layer MLP
+    attention 74 38 40 layers: attention of tokens over cells, / log-sum-exp, softmax
+    mean 37 50 22 layers: weighted mean / of the cells
+    fc 37 62 22 layers: Linear, LN, ReLU, / Linear
+    words 77 62 34 text: products with BERT’s / 30,522 word embeddings
+    loss 77 74 34 loss: cross-entropy with / the masked word
+    loss_tags 13 73 20 loss: 0.1 × cross- / entropy with / the concepts
+    image -> backbone: 224×224×3; text -> bert: T ≤ 30 tokens; backbone -> tags: 7×7×2048
+    backbone -> mean x=37: 7×7×2048; backbone -> attention x=56 y=24: 7×7×2048; bert -> attention x=81: T×768
+    attention -> mean x=74 y=50: 49 weights; mean -> fc: 2048; fc -> words: 768; words -> loss: 30,522
+    tags -> loss_tags: 5000
+"""
+
+# %% ../../nbs/methods/14_diagrams.ipynb #8a64ddf8
+DIAGRAMS['mct'] = """
+    view_k 12.5 9 20 data view: view 2
+    view 37.5 9 20 data image: view 1
+    text 62.5 13.9 22 data: a red bird / and a red car
+    text_k 87.5 13.9 22 data: a red bird and / a red automobile
+    image_copy 12.5 24 21 momentum: momentum copy / of ResNet-50
+    backbone 37.5 24 21 backbone*: ResNet-50
+    bert 62.5 24 21 text: BERT-base
+    text_copy 87.5 24 21 momentum: momentum copy / of BERT-base
+    ki_inter 6.25 37 10 momentum: MLP / 1024
+    ki_intra 18.75 37 10 momentum: MLP / 128
+    qi_intra 31.25 37 10 layers: MLP / 128
+    qi_inter 43.75 37 10 layers: MLP / 1024
+    qt_inter 56.25 37 10 layers: MLP / 1024
+    qt_intra 68.75 37 10 layers: MLP / 128
+    kt_intra 81.25 37 10 momentum: MLP / 128
+    kt_inter 93.75 37 10 momentum: MLP / 1024
+    queue_i_inter 6.25 49 10 momentum: queue / 32,768
+    queue_i_intra 18.75 49 10 momentum: queue / 32,768
+    queue_t_intra 81.25 49 10 momentum: queue / 32,768
+    queue_t_inter 93.75 49 10 momentum: queue / 32,768
+    ii 25 62 26 loss: image–image: InfoNCE / and shared tags
+    cc 75 62 26 loss: text–text: InfoNCE
+    ci 11 74 20 loss: text–image: / hinge loss
+    ic 89 74 20 loss: image–text: / hinge loss
+    view_k -> image_copy; view -> backbone: 224×224×3; text -> bert: T ≤ 40 tokens; text_k -> text_copy
+    backbone --> image_copy; bert --> text_copy; image_copy -> ki_inter; image_copy -> ki_intra
+    backbone -> qi_intra: 2048; backbone -> qi_inter: 2048; bert -> qt_inter: 768; bert -> qt_intra: 768
+    text_copy -> kt_intra; text_copy -> kt_inter; ki_inter -> queue_i_inter; ki_intra -> queue_i_intra
+    kt_intra -> queue_t_intra; kt_inter -> queue_t_inter; queue_i_intra -> ii: keys; qi_intra -> ii: query
+    queue_t_intra -> cc: keys; qt_intra -> cc: query; queue_i_inter -> ci: keys
+    queue_t_inter -> ic x=93.75: keys; qt_inter -> ci x=56.25 y=72.5: query; qi_inter -> ic x=43.75 y=75.5: query
+"""
+
+# %% ../../nbs/methods/14_diagrams.ipynb #544e7031
+DIAGRAMS['loctex'] = """
+    image 22 9 18 data image: image
+    text 63 13.9 34 data: … on a road. And there / is a red bird. …
+    trace 91 9 15 data trace: mouse trace
+    backbone 22 25 40 backbone*: ResNet-50
+    encoder 63 25 38 text: Transformer / 4 layers, width 1024
+    cells 12 39 20 layers: Linear on cells / of each grid
+    mean_i 34 39 18 layers: mean, then / Linear
+    mean_t 54 39 18 layers: mean, then / Linear
+    words 73 39 18 layers: Linear on / each token
+    contrast 44 51 36 loss: contrastive loss: cosines / of images and narratives
+    attention 41 63 78 layers: attention of each token: softmax of products over the cells
+    mask 91 73 15 data mask: “red bird”
+    loss 39 74 74 loss: localisation loss: distance of attention and trace
+    image -> backbone: 224×224×3; text -> encoder: T ≤ 60 tokens; backbone -> cells x=12: 7×7×2048, / 14×14×1024
+    backbone -> mean_i x=34: 7×7×2048; encoder -> mean_t x=54: T×1024; encoder -> words x=73: T×1024
+    mean_i -> contrast x=34: 1024; mean_t -> contrast x=54: 1024
+    cells -> attention x=12: 7×7×1024, / 14×14×1024; words -> attention x=73: T×1024
+    attention -> loss: T×7×7, T×14×14; trace -> mask: cells it / crosses; mask -> loss
+"""
+
+# %% ../../nbs/methods/14_diagrams.ipynb #1a5d0788
+DIAGRAMS['clip'] = """
+    image 17 9 18 data image: image
+    text 83 13.9 30 data: a red bird / and a red car
+    backbone 17 25 30 backbone*: ResNet-50
+    encoder 83 25 30 text: Transformer / 4 layers, width 1024
+    mean_i 17 39 30 layers: mean over the cells, / Linear 2048 → 1024
+    mean_t 83 39 30 layers: mean over the tokens, / Linear 1024 → 1024
+    pairs 50 39 24 data pairs: cosines of all pairs
+    loss 50 56 60 loss: cross-entropy over each row and each column, / after division by a learned temperature
+    image -> backbone: 224×224×3; text -> encoder: T ≤ 30 tokens; backbone -> mean_i: 7×7×2048
+    encoder -> mean_t: T×1024; mean_i -> pairs: 1024; mean_t -> pairs: 1024; pairs -> loss: batch × batch
+"""
+
+# %% ../../nbs/methods/14_diagrams.ipynb #77ee902d
+DIAGRAMS['visualbert'] = """
+    text 25 13.9 34 data: [CLS] a red [MASK] and / a red car [SEP]
+    image 75 9 18 data regions: 100 regions
+    embed 25 25 36 text*: word, position and / segment embeddings
+    detector 75 25 36 backbone: detector, frozen
+    project 75 37 36 layers*: Linear 2048 → 768, / + position, + segment
+    bert 50 50 94 text*: BERT-base, 12 layers: words and regions attend to each other
+    head 25 62 36 text: prediction head, tied to / the word embeddings
+    pool 75 62 36 text*: pooler 768 → 768
+    loss 25 74 36 loss: cross-entropy with / the masked words
+    tasks 75 74 36 data: after pretraining: VQA / and other tasks
+    text -> embed: T ≤ 128 tokens; image -> detector; embed -> bert: T×768; detector -> project: 100×2048
+    project -> bert: 100×768; bert -> head: states of masked words; bert -> pool: state of [CLS]
+    head -> loss: scores of all words; pool -> tasks: 768
+"""
+
+# %% ../../nbs/methods/14_diagrams.ipynb #204f86a5
+DIAGRAMS['vilbert'] = """
+    text 25 13.9 34 data: [CLS] a red [MASK] and / a red car [SEP]
+    image 75 9 18 data regions: 100 regions
+    embed 25 25 36 text*: word, position and / segment embeddings
+    detector 75 25 36 backbone: detector, frozen
+    first 25 36.5 36 text*: 6 layers, width 768
+    project 75 36.5 36 layers*: Linear 2048 → 1024, / + Linear of the box
+    frame 50 58 98x23 frame: 6 blocks
+    co_text 25 53.5 36 text*: co-attention: / words attend to regions
+    co_image 75 53.5 36 layers*: co-attention: / regions attend to words
+    text_layer 25 65 36 text*: layer of width 768
+    image_layer 75 65 36 layers*: layer of width 1024
+    head 16 78 28 text: prediction head
+    pool 50 78 32 layers*: product of two poolers
+    classify 84 78 28 layers: classifier
+    loss 16 89 28 loss: cross-entropy with / the masked words
+    tasks 50 89 32 data: after pretraining: VQA / and other tasks
+    loss_image 84 89 28 loss: KL from the detector’s / 1601 classes
+    text -> embed: T ≤ 128 tokens; image -> detector; embed -> first: T×768
+    detector -> project: 100×2048, boxes; first -> co_text: T×768; project -> co_image: 100×1024
+    co_image -> co_text y=52.5: keys, values; co_text -> co_image y=54.5; co_text -> text_layer
+    co_image -> image_layer; text_layer -> head x=16: masked words; text_layer -> pool x=38.5: [CLS]
+    image_layer -> pool x=61.5: first region; image_layer -> classify x=84: masked regions
+    head -> loss: all words; pool -> tasks: 1024; classify -> loss_image: 1601
+"""

@@ -36,7 +36,7 @@ def caption_sizes(
     "Return the sizes of a model that reads captions"
     return dict(tokens=asdict(TokenIds.of(loader.tokenizer, type(recipe).__name__.removesuffix('Recipe'))))
 
-
+# %% ../../nbs/methods/12_learner.ipynb #2706c4fb
 def label_key(
     dataset: ImageTextDataset,  # The training set
 ) -> str:
@@ -54,7 +54,7 @@ def shown_labels(
     shown = (labels > 0).any(0)
     return np.flatnonzero(shown if shown.any() else ~shown)
 
-
+# %% ../../nbs/methods/12_learner.ipynb #95e55633
 def backbone_and_rest(
     recipe: MethodRecipe,  # `cnn_lr`, `lr`, `wd`
     model: nn.Module,  # With the backbone `visual`
@@ -70,14 +70,14 @@ def momentum_sgd(
     "Make SGD with momentum"
     return sgd(groups, recipe.momentum, 0)
 
-
+# %% ../../nbs/methods/12_learner.ipynb #4e4825d9
 def cosine_schedule(
     recipe: MethodRecipe,  # `steps`, `warmup`
 ) -> Callable:  # Steps done -> factor
     "Make a schedule: linear warm-up, then a cosine down to 0"
     return partial(warmup_cosine, total=recipe.steps, warmup=recipe.warmup)
 
-
+# %% ../../nbs/methods/12_learner.ipynb #f7ac10fb
 def recipe_backbone(
     recipe: MethodRecipe,  # `visual_depth`, `visual_width`
     seed: int = 0,  # Seed of its initial weights

@@ -79,7 +79,7 @@ def embed_image(
     "Embed images, to compare them with the vectors of `embed_text`"
     return F.normalize(self.image_proj(self.visual(images).mean((2, 3))).float(), dim=1)
 
-
+# %% ../../../nbs/methods/clip/40_method.ipynb #30bc8f19
 @patch
 @torch.no_grad()
 def embed_text(
@@ -113,15 +113,17 @@ def clip_loss(
 
     return loss
 
-
+# %% ../../../nbs/methods/clip/40_method.ipynb #082a2c7a
 def clip_counts(
     recipe: CLIPRecipe,  # `word_weight`
 ) -> Callable:  # (model, batch) -> {term: samples}
     "Make the function that counts a batch's samples for each loss term before a step"
 
     def counts(model, batch):
-        argv = dict(words=model.captions_with_targets(batch['tokens'])) if recipe.word_weight else {}
-        return dict(contrast=len(batch['images']), **argv)
+        out = dict(contrast=len(batch['images']))
+        if recipe.word_weight:
+            out['words'] = model.captions_with_targets(batch['tokens'])
+        return out
 
     return counts
 
@@ -135,7 +137,7 @@ def clip_build_inputs(
     "Compute the `idf` of the training captions, for a word head"
     return dict(idf=loader_idf(dls.train)) if recipe.word_weight else {}
 
-
+# %% ../../../nbs/methods/clip/40_method.ipynb #7ef2df64
 def clip_build(
     recipe: CLIPRecipe,  # All hyperparameters
     sizes: dict,  # `tokens`
@@ -151,7 +153,7 @@ def clip_build(
     model = CLIPModel(visual, text, r.width, r.temperature, min_temperature=r.min_temperature, bias=bias)
     return with_word_head(model, r, ids, idf)
 
-
+# %% ../../../nbs/methods/clip/40_method.ipynb #2dadb1b6
 def clip_groups(
     recipe: CLIPRecipe,  # Its learning rates
     model: CLIPModel,  # From `clip_build`
@@ -166,12 +168,12 @@ def clip_groups(
     ]
     return param_groups(model, groups, recipe.wd)
 
-
+# %% ../../../nbs/methods/clip/40_method.ipynb #ecf1df0d
 def clip_capabilities(model: CLIPModel) -> dict:
     "Return the model's capabilities by name, see `vlrep.models.pretrained`"
     return dict(backbone=model.visual, embed_image=model.embed_image, embed_text=model.embed_text)
 
-
+# %% ../../../nbs/methods/clip/40_method.ipynb #4d647e8e
 def clip_learner(
     recipe: CLIPRecipe,  # All hyperparameters
     dls: 'DataLoaders',  # From `loaders`; its tokenizer is `dls.train.tokenizer`

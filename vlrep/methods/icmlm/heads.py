@@ -42,14 +42,18 @@ class TfmLayer(nn.Module):
     ) -> tuple:  # States (b,n,d), or (b,1,d); attention (b,heads,n or 1,n)
         "Return the states after the layer, and its attention"
         asks = x if at is None else x[torch.arange(len(x), device=x.device), at][:, None]
-        q, k, v = (
-            f(y).unflatten(2, (self.heads, self.size)).transpose(1, 2)
-            for f, y in ((self.query, asks), (self.key, x), (self.value, x))
-        )
+        q = self._split(self.query(asks))
+        k = self._split(self.key(x))
+        v = self._split(self.value(x))
         s = q @ k.transpose(2, 3) / self.size**0.5
         p = s.masked_fill(~real[:, None, None], -torch.inf).softmax(3)
-        y = self.norm1(asks + self.drop(self.out((p @ v).transpose(1, 2).flatten(2))))
+        mixed = (p @ v).transpose(1, 2).flatten(2)
+        y = self.norm1(asks + self.drop(self.out(mixed)))
         return self.norm2(y + self.drop(self.feed(y))), p
+
+    def _split(self, x):
+        "Split the last axis into heads: (b,heads,n,size)"
+        return x.unflatten(2, (self.heads, self.size)).transpose(1, 2)
 
 # %% ../../../nbs/methods/icmlm/30_heads.ipynb #2d32761a
 class TfmHead(nn.Module):
@@ -128,8 +132,12 @@ class AttFcHead(nn.Module):
         self.mask_specials = mask_specials
         nn.init.constant_(self.mix.weight, 1 / heads)
         sizes = [channels, *[width] * layers]
-        hidden = [m for a, b in zip(sizes, sizes[1:]) for m in (nn.Linear(a, b), nn.LayerNorm(b), nn.ReLU())]
-        self.fc = nn.Sequential(*hidden, *([nn.Linear(width, width)] if final_linear else []))
+        fc = []
+        for inputs, outputs in zip(sizes, sizes[1:]):
+            fc += [nn.Linear(inputs, outputs), nn.LayerNorm(outputs), nn.ReLU()]
+        if final_linear:
+            fc.append(nn.Linear(width, width))
+        self.fc = nn.Sequential(*fc)
 
     def attention(self, x: Tensor, w: Tensor, real: Tensor) -> Tensor:
         "Compute the attention to the cells, with sum 1 (b,n)"
@@ -138,8 +146,9 @@ class AttFcHead(nn.Module):
             at = torch.arange(real.shape[1], device=real.device)
             inner = real & (at > 0) & (at < last)
             real = torch.where(inner.any(1, keepdim=True), inner, real)
-        s = torch.einsum('bihz,bjhz->bhij', self.cells(x), self.tokens(w)) / self.cells.weight.shape[1] ** 0.5
-        s = s.masked_fill(~real[:, None, None], -torch.inf).logsumexp(3)
+        size = self.cells.weight.shape[1]
+        products = torch.einsum('bihz,bjhz->bhij', self.cells(x), self.tokens(w)) / size**0.5  # S
+        s = products.masked_fill(~real[:, None, None], -torch.inf).logsumexp(3)
         return self.mix(s.transpose(1, 2))[..., 0].softmax(1)
 
     def forward(self, x: Tensor, w: Tensor, real: Tensor, place: Tensor) -> tuple:

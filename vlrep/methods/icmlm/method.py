@@ -51,7 +51,7 @@ def icmlm_loss(
 
     return loss
 
-
+# %% ../../../nbs/methods/icmlm/40_method.ipynb #18cc86ab
 def icmlm_counts(
     recipe: ICMLMRecipe,  # Not used
 ) -> Callable:  # (model, batch) -> {term: samples}
@@ -73,28 +73,23 @@ def _bert(recipe, loader, seed):
     train = loader.source
     if r.bert_part < 1:
         train = take_part(train, r.bert_part, seed)
-    few = 12 * len(train.captions.data) // 50 // 64  # about 12 epochs of captions of 50 letters, at least 200 steps:
-    # the states of an untrained BERT hardly distinguish words
-    plan = SmallBertPlan(steps=min(r.bert_steps, max(200, few)), max_len=min(40, r.max_len))
-    return make_bert(
-        'small', pretokenized_dataset(train), tokenizer, seed, config=config, plan=plan, pooler=False, log=None
-    )
+    letters = len(train.captions.data)
+    epochs = 12 * letters // 50 // 64  # steps of 12 epochs of captions of 50 letters, in batches of 64
+    steps = min(r.bert_steps, max(200, epochs))  # the states of an untrained BERT hardly distinguish words
+    plan = SmallBertPlan(steps=steps, max_len=min(40, r.max_len))
+    texts = pretokenized_dataset(train)
+    return make_bert('small', texts, tokenizer, seed, config=config, plan=plan, pooler=False, log=None)
 
-
+# %% ../../../nbs/methods/icmlm/40_method.ipynb #f381e694
 def _times_masked(collate, train, tokenizer):
     "Count how often each token is masked in the triplets of the training set (v,)"
     all_of = collate.triplets(train)
-    texts = map(all_of.text, all_of.at.tolist())
-    answers = [ids[p - 1] for t in texts for ids in [collate.ids(t)] for p in collate.places(t)]
+    answers = []
+    for row in all_of.at.tolist():
+        text = all_of.text(row)
+        ids = collate.ids(text)
+        answers += [ids[place - 1] for place in collate.places(text)]
     return torch.bincount(torch.tensor(answers, dtype=torch.int64), minlength=len(tokenizer))
-
-
-def _head(recipe, channels, width):
-    r = recipe
-    sizes = channels, width, r.layers, r.heads
-    if r.head == 'tfm':
-        return TfmHead(*sizes, dropout=r.dropout, full_width=r.full_width_heads)
-    return AttFcHead(*sizes, size=r.att_width, final_linear=r.fc_final_linear, mask_specials=r.att_mask_specials)
 
 # %% ../../../nbs/methods/icmlm/40_method.ipynb #b8555502
 def icmlm_build_inputs(
@@ -110,7 +105,7 @@ def icmlm_build_inputs(
     bert = _bert(recipe, loader, seed)
     return dict(bert=bert, counts=_times_masked(loader.collate, loader.source, loader.tokenizer))
 
-
+# %% ../../../nbs/methods/icmlm/40_method.ipynb #7171af5a
 def icmlm_sizes(
     recipe: ICMLMRecipe,  # Not used
     loader: StatefulLoader,  # Loader of the training set
@@ -121,7 +116,15 @@ def icmlm_sizes(
     "Return the sizes that are needed to build the model"
     return dict(caption_sizes(recipe, loader), bert=asdict(bert.config), concepts=len(loader.collate.concepts))
 
+# %% ../../../nbs/methods/icmlm/40_method.ipynb #6d7e8fd7
+def _head(recipe, channels, width):
+    r = recipe
+    sizes = channels, width, r.layers, r.heads
+    if r.head == 'tfm':
+        return TfmHead(*sizes, dropout=r.dropout, full_width=r.full_width_heads)
+    return AttFcHead(*sizes, size=r.att_width, final_linear=r.fc_final_linear, mask_specials=r.att_mask_specials)
 
+# %% ../../../nbs/methods/icmlm/40_method.ipynb #c17f476a
 def icmlm_build(
     recipe: ICMLMRecipe,  # All hyperparameters, and the head
     sizes: dict,  # From `icmlm_sizes`
@@ -139,14 +142,14 @@ def icmlm_build(
     ids = TokenIds(**sizes['tokens'])
     return MaskedWordModel(visual, bert, head, tags, ids, counts=counts, mlm_head=r.full_mlm_head)
 
-
+# %% ../../../nbs/methods/icmlm/40_method.ipynb #4c7ff080
 def icmlm_callbacks(
     recipe: ICMLMRecipe,  # `frozen_start`, a fraction of the steps
 ) -> list:
     "Freeze the backbone at first, if the recipe says so"
     return [BackboneWarmup(round(recipe.frozen_start * recipe.steps))] if recipe.frozen_start else []
 
-
+# %% ../../../nbs/methods/icmlm/40_method.ipynb #2cc671a6
 def icmlm_learner(
     recipe: ICMLMRecipe,  # All hyperparameters, and the head
     dls: 'DataLoaders',  # From `loaders`, with the collator of the method

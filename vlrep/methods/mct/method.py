@@ -34,6 +34,19 @@ from ...training.optim import param_groups
 # %% ../../../nbs/methods/mct/40_method.ipynb #895745f6
 MCTModel = DualEncoder  # Two towers with four heads, their momentum copies, and a queue of keys (MCT fig. 2)
 
+# %% ../../../nbs/methods/mct/40_method.ipynb #ad9b290e
+def _tag_loss(recipe, out):
+    "Compute the loss of images that share tags: total (), number of images ()"
+    return multi_positive_nce(
+        out['ii_pos'],
+        out['ii_neg'],
+        out['same'],
+        recipe.temperature,
+        out['ignore_image'],
+        include_own=recipe.include_own_positive,
+        rows=out['tagged'],
+    )
+
 # %% ../../../nbs/methods/mct/40_method.ipynb #c77ca177
 def mct_loss(
     recipe: MCTRecipe,  # Weights and forms of its losses
@@ -45,7 +58,7 @@ def mct_loss(
         has_text = out['has_text']
 
         def pair(k):
-            return (out[f'{k}_pos'], out[f'{k}_neg'])
+            return out[f'{k}_pos'], out[f'{k}_neg']
 
         def nce(k, side, rows):
             return queue_nce(*pair(k), r.temperature, out[f'ignore_{side}'], rows)
@@ -58,15 +71,7 @@ def mct_loss(
         if r.ii:
             terms['ii'] = LossTerm(r.ii, *nce('ii', 'image', None))
         if r.tag:
-            nats = multi_positive_nce(
-                *pair('ii'),
-                out['same'],
-                r.temperature,
-                out['ignore_image'],
-                include_own=r.include_own_positive,
-                rows=out['tagged'],
-            )
-            terms['tag'] = LossTerm(r.tag, *nats)
+            terms['tag'] = LossTerm(r.tag, *_tag_loss(r, out))
         if r.cc:
             terms['cc'] = LossTerm(r.cc, *nce('cc', 'text', has_text))
         if r.ic:
@@ -104,19 +109,10 @@ def mct_counts(
     return counts
 
 # %% ../../../nbs/methods/mct/40_method.ipynb #566fd984
-def mct_views(
-    recipe: MCTRecipe,  # Blur, greyscale, mirroring
-    dls: DataLoaders,  # From `loaders`
-) -> DataLoaders:
-    "Make loaders like `dls` with two views of each image, unless their transforms are not of this library"
-    train = dls.train
-    valid = dls.valid
-    base = train.dl if isinstance(train, MicroBatchLoader) else train
-    a = getattr(base, 'aug', None)
-    if not isinstance(a, TrainTransform):
-        return dls
+def _mct_view(recipe, a):
+    "Make a view like `a`, with blur and greyscale"
     maximum = recipe.blur_max * a.size
-    view = TrainTransform(
+    return TrainTransform(
         a.size,
         a.scale,
         a.ratio,
@@ -128,20 +124,26 @@ def mct_views(
         blur_p=recipe.blur_p,
         blur=(maximum / 20, maximum),
     )
+
+# %% ../../../nbs/methods/mct/40_method.ipynb #dac79ee5
+def mct_views(
+    recipe: MCTRecipe,  # Blur, greyscale, mirroring
+    dls: DataLoaders,  # From `loaders`
+) -> DataLoaders:
+    "Make loaders like `dls` with two views of each image, unless their transforms are not of this library"
+    train = dls.train
+    valid = dls.valid
+    base = train.dl if isinstance(train, MicroBatchLoader) else train
+    a = getattr(base, 'aug', None)
+    if not isinstance(a, TrainTransform):
+        return dls
+    view = _mct_view(recipe, a)
     new = base.new(aug=TwoViews(view, recipe.flip_p, recipe.swap_sides))
     if new is not base and base is not train:
         new = MicroBatchLoader(new, train.parts)
     if type(valid.aug) is EvalTransform:
         valid = valid.new(aug=HeldOutViews(valid.aug, view))
     return DataLoaders(new, valid, path=dls.path, device=dls.device)
-
-
-def _tags(recipe, loader):
-    "Return the key of the tags in a batch, and their number"
-    if recipe.tags_from == 'words':
-        return 'words', getattr(loader.collate, 'nouns', 0)
-    key = label_key(loader.source)
-    return key, loader.source.labels[key].shape[1]
 
 # %% ../../../nbs/methods/mct/40_method.ipynb #cea9dfb6
 def mct_build_inputs(
@@ -164,6 +166,14 @@ def mct_build_inputs(
         inputs['idf'] = loader_idf(loader)
     return inputs
 
+# %% ../../../nbs/methods/mct/40_method.ipynb #b8daca6f
+def _tags(recipe, loader):
+    "Return the key of the tags in a batch, and their number"
+    if recipe.tags_from == 'words':
+        return 'words', getattr(loader.collate, 'nouns', 0)
+    key = label_key(loader.source)
+    return key, loader.source.labels[key].shape[1]
+
 
 def mct_sizes(
     recipe: MCTRecipe,  # Its losses
@@ -180,7 +190,7 @@ def mct_sizes(
         sizes['tags'], sizes['n_tags'] = _tags(recipe, loader)
     return sizes
 
-
+# %% ../../../nbs/methods/mct/40_method.ipynb #7cf580be
 def mct_build(
     recipe: MCTRecipe,  # All hyperparameters
     sizes: dict,  # From `mct_sizes`
@@ -230,19 +240,19 @@ def mct_groups(
     groups = [([model.visual], recipe.cnn_lr), (texts, recipe.text_lr), (None, recipe.lr)]
     return param_groups(model, groups, recipe.wd)
 
-
+# %% ../../../nbs/methods/mct/40_method.ipynb #3508af20
 def mct_callbacks(recipe: MCTRecipe) -> list:
     "Make the callbacks that update the momentum encoder and the queue after each step"
     return [MomentumEncoderUpdate(), EnqueueKeys()]
 
-
+# %% ../../../nbs/methods/mct/40_method.ipynb #fe51280e
 def mct_capabilities(model: MCTModel) -> dict:
     "Return the model's capabilities, see `vlrep.models.pretrained`; embeddings if it compares images with texts"
     both = {'ic', 'ci'} & set(model.compared)
     one_space = dict(embed_image=model.embed_image, embed_text=model.embed_text) if both else {}
     return dict(backbone=model.visual, **one_space)
 
-
+# %% ../../../nbs/methods/mct/40_method.ipynb #bf7e922c
 def mct_learner(
     recipe: MCTRecipe,  # All hyperparameters
     dls: DataLoaders,  # From `loaders`, with `collate=mct_collator(recipe, tokens)`

@@ -59,7 +59,7 @@ def tag_prediction_sizes(
     loader.collate.table(loader.source)
     return dict(concepts=len(loader.collate.targets))
 
-
+# %% ../../../nbs/methods/tag_prediction/40_method.ipynb #133b4d7f
 def tag_prediction_build(
     recipe: TagPredictionRecipe,  # `tag_head`, `tag_width`
     sizes: dict,  # `concepts`
@@ -68,7 +68,7 @@ def tag_prediction_build(
     "Build the model that a recipe describes"
     return TagPredictionModel(visual, sizes['concepts'], recipe.tag_head, recipe.tag_width)
 
-
+# %% ../../../nbs/methods/tag_prediction/40_method.ipynb #e6d3916f
 def tag_prediction_learner(
     recipe: TagPredictionRecipe,  # All hyperparameters
     dls: 'DataLoaders',  # From `loaders`, with the collator of the method

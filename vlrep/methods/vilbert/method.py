@@ -17,7 +17,7 @@ from ...models.fusion_model import FusionModel
 # %% ../../../nbs/methods/vilbert/40_method.ipynb #3127b885
 ViLBERTModel = FusionModel  # Two streams with co-attention
 
-
+# %% ../../../nbs/methods/vilbert/40_method.ipynb #2f4b85f0
 def vilbert_build(
     recipe: ViLBERTRecipe,  # All hyperparameters
     sizes: dict,  # From `fusion_sizes`

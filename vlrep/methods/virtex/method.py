@@ -40,16 +40,18 @@ def _cross_entropies(out):
     def cost(k):
         if k.startswith('nats'):
             return out[k].sum(), torch.tensor(len(out[k]), device=out[k].device)
-        x = out[k]
-        y = out['target' + k[6:]]
-        return soft_target_cross_entropy(x, y) if y.is_floating_point() else caption_loss(x, y, -100)
+        logits = out[k]
+        target = out['target' + k[6:]]
+        if target.is_floating_point():  # a distribution over words or labels
+            return soft_target_cross_entropy(logits, target)
+        return caption_loss(logits, target, -100)
 
     (total, n), *rest = [cost(k) for k in out if k.startswith(('logits', 'nats'))]
     for t, m in rest:
         total = total + t * (n / m.clamp(min=1))
     return total, n
 
-
+# %% ../../../nbs/methods/virtex/40_method.ipynb #89aa97c5
 def virtex_loss(
     recipe: VirTexRecipe,  # `word_weight`
 ) -> Callable:  # (output of the model, batch) -> nats (), words or images (); with a word head the terms `captions`
@@ -64,7 +66,7 @@ def virtex_loss(
 
     return loss
 
-
+# %% ../../../nbs/methods/virtex/40_method.ipynb #1b494cad
 def virtex_counts(
     recipe: VirTexRecipe,  # `word_weight`, `task`
 ) -> Callable:  # (model, batch) -> {term: samples}, or None
@@ -89,7 +91,7 @@ def virtex_build_inputs(
         return dict(columns=shown_labels(train.labels[label_key(train)]))
     return dict(idf=loader_idf(dls.train)) if recipe.idf or recipe.word_weight else {}
 
-
+# %% ../../../nbs/methods/virtex/40_method.ipynb #c69fb14a
 def virtex_sizes(
     recipe: VirTexRecipe,  # `task`
     loader: StatefulLoader,  # Loader of the training set
@@ -100,28 +102,11 @@ def virtex_sizes(
         return dict(key=label_key(loader.source), labels=len(build_inputs['columns']))
     return caption_sizes(recipe, loader)
 
-
-def virtex_build(
-    recipe: VirTexRecipe,  # All hyperparameters, and the task
-    sizes: dict,  # From `virtex_sizes`
-    visual: nn.Module,  # The backbone
-    *,
-    idf: Tensor = None,  # Inverse document frequency of each token (v,); zeros if weights are loaded afterwards
-    columns: np.ndarray = None,  # Columns of the labels to learn; the first columns if weights are loaded afterwards
-) -> nn.Module:
-    "Build the model of the recipe's pretext task"
+# %% ../../../nbs/methods/virtex/40_method.ipynb #d79528e6
+def _decoder_options(recipe, ids):
+    "Return the arguments of `VisualTextDecoder` for a recipe and its token ids"
     r = recipe
-    if r.task == 'multilabel':
-        return MultiLabelClassificationModel(
-            visual, range(sizes['labels']) if columns is None else columns, sizes['key']
-        )
-    ids = TokenIds(**sizes['tokens'])
-    if idf is None:
-        idf = torch.zeros(len(ids))
-    if r.task == 'token_cls':
-        first = max(ids.sos, ids.eos, ids.mask, ids.pad) + 1
-        return TokenClassificationModel(visual, len(ids), first, idf if r.idf else None)
-    kw = dict(
+    return dict(
         width=r.width,
         depth=r.depth,
         heads=r.heads or None,
@@ -134,6 +119,29 @@ def virtex_build(
         std=r.init if r.init == 'fan_in' else float(r.init),
         logit_chunk=r.logit_chunk,
     )
+
+# %% ../../../nbs/methods/virtex/40_method.ipynb #8fe97e87
+def virtex_build(
+    recipe: VirTexRecipe,  # All hyperparameters, and the task
+    sizes: dict,  # From `virtex_sizes`
+    visual: nn.Module,  # The backbone
+    *,
+    idf: Tensor = None,  # Inverse document frequency of each token (v,); zeros if weights are loaded afterwards
+    columns: np.ndarray = None,  # Columns of the labels to learn; the first columns if weights are loaded afterwards
+) -> nn.Module:
+    "Build the model of the recipe's pretext task"
+    r = recipe
+    if r.task == 'multilabel':
+        if columns is None:
+            columns = range(sizes['labels'])
+        return MultiLabelClassificationModel(visual, columns, sizes['key'])
+    ids = TokenIds(**sizes['tokens'])
+    if idf is None:
+        idf = torch.zeros(len(ids))
+    if r.task == 'token_cls':
+        first = max(ids.sos, ids.eos, ids.mask, ids.pad) + 1
+        return TokenClassificationModel(visual, len(ids), first, idf if r.idf else None)
+    kw = _decoder_options(r, ids)
     if r.task == 'masked_lm':
         model = MaskedLMModel(visual, len(ids), ids.mask, r.masking == 'bert', **kw)
     else:
@@ -153,7 +161,7 @@ def virtex_groups(
     groups = [([model.visual], recipe.cnn_lr), (text, recipe.lr, norm_or_bias), (None, recipe.lr)]
     return param_groups(model, groups, recipe.wd)
 
-
+# %% ../../../nbs/methods/virtex/40_method.ipynb #10944b5c
 def virtex_optimizer(
     recipe: VirTexRecipe,  # `momentum` and the fields of Lookahead
     groups: list,  # From `virtex_groups`
@@ -161,7 +169,7 @@ def virtex_optimizer(
     "Make the optimiser: SGD with momentum, and Lookahead"
     return sgd(groups, recipe.momentum, recipe.lookahead_k, recipe.lookahead_alpha)
 
-
+# %% ../../../nbs/methods/virtex/40_method.ipynb #768bd716
 def virtex_learner(
     recipe: VirTexRecipe,  # All hyperparameters, and the task
     dls: 'DataLoaders',  # From `loaders`; its tokenizer is `dls.train.tokenizer`; for multilabel its data has labels

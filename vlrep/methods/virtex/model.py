@@ -66,13 +66,6 @@ class VisualTextDecoder(BagOfWordsHead, nn.Module):
         self.output.weight = self.embed.words.weight
         nn.init.zeros_(self.output.bias)
 
-    def score_targets(self, x: Tensor, target: Tensor, way: str = '') -> dict:
-        "Compute the logits (n,v) of states `x` (n,d), or with `logit_chunk` the nats of the words `target` (n,)"
-        if not self.logit_chunk:
-            return {'logits' + way: self.output(x), 'target' + way: target}
-        nats = chunked_nll(x, self.output.weight, self.output.bias, target, self.logit_chunk)
-        return {'nats' + way: nats, 'target' + way: target}
-
     @property
     def autocast_dtype(self) -> 'torch.dtype':
         "Return the lower precision of the backbone on a CPU, or None"
@@ -98,43 +91,63 @@ class VisualTextDecoder(BagOfWordsHead, nn.Module):
         cells = self._cells(grid).expand(len(batch['tokens']), -1, -1)
         return cells, grid.mean((2, 3)) if self.word_weight and self.training else None
 
-    def hidden_states(
-        self,
-        vis: Tensor,  # From `visual_tokens` (b,n,d)
-        tokens: Tensor,  # Tokens, padding last: the causal mask hides it (b,s)
-        decoder: nn.Module,  # One of `decoders`
-        packing: Packing = None,  # Leave padding out
-        *,
-        without_tokens: Tensor = None,  # Captions whose input tokens are all masked, for parallel prediction (b,) bool
-        lengths: Tensor = None,  # Number of tokens read of each caption (b,); required with `without_tokens`
-    ) -> Tensor:  # (b,s,d), or (n,d) without padding
-        "Compute the decoder's state after each token"
-        if without_tokens is None:
-            return decoder(self.embed(tokens, packing), vis, packing=packing)
-        seen = tokens.masked_fill(without_tokens[:, None] & (tokens != self.pad), self.mask)
-        return decoder(self.embed(seen, packing), vis, lengths, ~without_tokens, packing=packing)
+# %% ../../../nbs/methods/virtex/30_model.ipynb #346f25bf
+@patch
+def hidden_states(
+    self: VisualTextDecoder,
+    vis: Tensor,  # From `visual_tokens` (b,n,d)
+    tokens: Tensor,  # Tokens, padding last: the causal mask hides it (b,s)
+    decoder: nn.Module,  # One of `decoders`
+    packing: Packing = None,  # Leave padding out
+    *,
+    without_tokens: Tensor = None,  # Captions whose input tokens are all masked, for parallel prediction (b,) bool
+    lengths: Tensor = None,  # Number of tokens read of each caption (b,); required with `without_tokens`
+) -> Tensor:  # (b,s,d), or (n,d) without padding
+    "Compute the decoder's state after each token"
+    if without_tokens is None:
+        return decoder(self.embed(tokens, packing), vis, packing=packing)
+    seen = tokens.masked_fill(without_tokens[:, None] & (tokens != self.pad), self.mask)
+    return decoder(self.embed(seen, packing), vis, lengths, ~without_tokens, packing=packing)
 
-    def packing(
-        self,
-        lengths: Tensor,  # Number of tokens read of each caption (b,)
-        s: int,  # Number of positions
-    ) -> Packing:  # None to keep padding
-        "Decide how padding is left out, or return None to keep it"
-        packed = self.autocast_dtype is not None if self.packed is None else self.packed
-        if not packed or lengths.device.type != 'cpu':
-            return None
-        real = sequence_mask(lengths, s)
-        return Packing(real, multiple=1 if self.autocast_dtype is None else self.multiple)
+# %% ../../../nbs/methods/virtex/30_model.ipynb #59bb275f
+@patch
+def score_targets(
+    self: VisualTextDecoder,
+    x: Tensor,  # States (n,d)
+    target: Tensor,  # Ids of the words that they predict (n,)
+    way: str = '',  # Ending of the keys: `_f` forward, `_b` backward
+) -> dict:  # `logits` (n,v) or `nats` (n,), and `target` (n,)
+    "Compute the logits of states, or with `logit_chunk` the nats of the target words"
+    if not self.logit_chunk:
+        return {'logits' + way: self.output(x), 'target' + way: target}
+    nats = chunked_nll(x, self.output.weight, self.output.bias, target, self.logit_chunk)
+    return {'nats' + way: nats, 'target' + way: target}
 
-    def keeps_rows(
-        self,
-        packing: Packing | None,  # How padding is left out
-        tokens: Tensor,  # Tokens on the model's device
-    ) -> bool:
-        "Return whether rows of padding are scored as well"
-        if packing is not None:
-            return packing.multiple > 1
-        return tokens.device.type != 'cpu' if self.padded_rows is None else self.padded_rows
+# %% ../../../nbs/methods/virtex/30_model.ipynb #9607014e
+@patch
+def packing(
+    self: VisualTextDecoder,
+    lengths: Tensor,  # Number of tokens read of each caption (b,)
+    s: int,  # Number of positions
+) -> Packing:  # None to keep padding
+    "Decide how padding is left out, or return None to keep it"
+    packed = self.autocast_dtype is not None if self.packed is None else self.packed
+    if not packed or lengths.device.type != 'cpu':
+        return None
+    real = sequence_mask(lengths, s)
+    return Packing(real, multiple=1 if self.autocast_dtype is None else self.multiple)
+
+# %% ../../../nbs/methods/virtex/30_model.ipynb #b70d3e01
+@patch
+def keeps_rows(
+    self: VisualTextDecoder,
+    packing: Packing | None,  # How padding is left out
+    tokens: Tensor,  # Tokens on the model's device
+) -> bool:
+    "Return whether rows of padding are scored as well"
+    if packing is not None:
+        return packing.multiple > 1
+    return tokens.device.type != 'cpu' if self.padded_rows is None else self.padded_rows
 
 # %% ../../../nbs/methods/virtex/30_model.ipynb #a577cac3
 class CaptioningModel(VisualTextDecoder):
@@ -161,25 +174,34 @@ class CaptioningModel(VisualTextDecoder):
             return self._next_words(batch)
 
     def _next_words(self, batch):
-        (vis, mean), tokens, lengths = self._look(batch), batch['tokens'], batch['lengths']
+        vis, mean = self._look(batch)
+        lengths = batch['lengths']
+        forward = batch['tokens']
+        captions = [forward, reverse_captions(forward, lengths)]
+        packing = self.packing(lengths - 1, forward.shape[1] - 1)
+        masked = self.without_tokens(forward, lengths)
+        states = [
+            self.hidden_states(vis, tokens[:, :-1], decoder, packing, without_tokens=masked, lengths=lengths - 1)
+            for tokens, decoder in zip(captions, self.decoders)
+        ]
         out = {}
-        packing = self.packing(lengths - 1, tokens.shape[1] - 1)
-        ways = zip('fb', (tokens, reverse_captions(tokens, lengths)), self.decoders)
-        how = dict(without_tokens=self.without_tokens(tokens, lengths), lengths=lengths - 1)
-        for k, t, x in [(k, t, self.hidden_states(vis, t[:, :-1], d, packing, **how)) for k, t, d in ways]:
-            targets = self.target_mask(t, lengths)
-            target_ids = t[:, 1:]
-            if packing is not None:
-                targets = packing.pack(targets)
-                target_ids = packing.pack(target_ids)
-            if self.keeps_rows(packing, t) and not self.logit_chunk:
-                x = x.flatten(0, -2)
-                target_ids = target_ids.masked_fill(~targets, -100).flatten()
-            elif packing is None or not targets.all():
-                x = x[targets]
-                target_ids = target_ids[targets]
-            out |= self.score_targets(x, target_ids, '_' + k)
-        return out if mean is None else out | self.predict_words(mean, tokens)
+        for way, tokens, x in zip(('_f', '_b'), captions, states):
+            rows, target_ids = self._target_rows(x, tokens, lengths, packing)
+            out |= self.score_targets(rows, target_ids, way)
+        return out if mean is None else out | self.predict_words(mean, forward)
+
+    def _target_rows(self, x, tokens, lengths, packing):
+        "Select the states that are scored (n,d), and the words that they predict (n,)"
+        targets = self.target_mask(tokens, lengths)
+        target_ids = tokens[:, 1:]
+        if packing is not None:
+            targets = packing.pack(targets)
+            target_ids = packing.pack(target_ids)
+        if self.keeps_rows(packing, tokens) and not self.logit_chunk:
+            return x.flatten(0, -2), target_ids.masked_fill(~targets, -100).flatten()
+        if packing is None or not targets.all():
+            return x[targets], target_ids[targets]
+        return x, target_ids
 
     def without_tokens(
         self,
@@ -203,7 +225,7 @@ def next_words(
     "Score the word after each token; `generate` repeats this for each word, with a cache"
     return self.output(self.hidden_states(cells, tokens, self.forward_decoder))
 
-
+# %% ../../../nbs/methods/virtex/30_model.ipynb #1b3e4967
 @patch
 @torch.no_grad()
 def generate(
@@ -234,7 +256,7 @@ def attend(
     maps = maps.unflatten(2, grid.shape[2:])
     return torch.cat([torch.zeros_like(maps[:, :1]), maps], 1)
 
-
+# %% ../../../nbs/methods/virtex/30_model.ipynb #1da98343
 @patch
 def attribute(
     self: CaptioningModel,
@@ -246,11 +268,12 @@ def attribute(
     h, w = self.visual(images).shape[2:]
     with torch.enable_grad():
         vis = self.visual_tokens(images).detach().requires_grad_()
-        x = self.output(self.hidden_states(vis, tokens[:, :-1], self.forward_decoder))
-        says = (x.float().log_softmax(-1).gather(-1, tokens[:, 1:, None])[..., 0] * weight[:, 1:]).sum()
-        (up,) = torch.autograd.grad(says, vis)
-    # without evidence, return a uniform map
-    return (up * vis.detach()).sum(-1).clamp(min=0).unflatten(1, (h, w)).float() + 1e-12
+        logits = self.output(self.hidden_states(vis, tokens[:, :-1], self.forward_decoder))
+        log_probs = logits.float().log_softmax(-1).gather(-1, tokens[:, 1:, None])[..., 0]
+        weighted = (log_probs * weight[:, 1:]).sum()
+        (gradient,) = torch.autograd.grad(weighted, vis)
+    evidence = (gradient * vis.detach()).sum(-1).clamp(min=0)
+    return evidence.unflatten(1, (h, w)).float() + 1e-12  # without evidence, a uniform map
 
 # %% ../../../nbs/methods/virtex/30_model.ipynb #63c68fd4
 class MaskedLMModel(VisualTextDecoder):
@@ -284,7 +307,9 @@ class MaskedLMModel(VisualTextDecoder):
         batch: dict,  # `images`, `tokens` and `lengths`
     ) -> dict:  # `logits` (n,v), `target` (n,): one row for each target
         "Score each masked word, and return the words"
-        (vis, mean), tokens, lengths = self._look(batch), batch['tokens'], batch['lengths']
+        vis, mean = self._look(batch)
+        tokens = batch['tokens']
+        lengths = batch['lengths']
         seen, target = self.masked(tokens, lengths)
         is_target = (target >= 0) & (target != self.pad)
         packing = self.packing(lengths, tokens.shape[1])
@@ -305,7 +330,7 @@ class _Classifier(nn.Module):
     def scores(self, images):
         return self.head(self.visual(images).mean((2, 3)))
 
-
+# %% ../../../nbs/methods/virtex/30_model.ipynb #c7fa3723
 class TokenClassificationModel(_Classifier):
     "Predict the set of a caption's words (token classification, VirTex sec. 4.2)"
 

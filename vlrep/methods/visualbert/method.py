@@ -17,7 +17,7 @@ from ...models.fusion_model import FusionModel
 # %% ../../../nbs/methods/visualbert/40_method.ipynb #fd564699
 VisualBERTModel = FusionModel  # One stream of words and regions
 
-
+# %% ../../../nbs/methods/visualbert/40_method.ipynb #28d159d3
 def visualbert_build(
     recipe: VisualBERTRecipe,  # All hyperparameters
     sizes: dict,  # From `fusion_sizes`
