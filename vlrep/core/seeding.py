@@ -27,7 +27,9 @@ def seed_of(
     *key,  # Identifies this draw: strings, numbers, tuples of them
 ) -> int:  # A seed in [0, 2^63)
     "Return a seed that depends on `key` alone"
-    return int.from_bytes(hashlib.blake2b(repr(_plain(key)).encode(), digest_size=8).digest(), 'little') >> 1
+    text = repr(_plain(key))
+    digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, 'little') >> 1  # 63 bits
 
 # %% ../../nbs/core/00_seeding.ipynb #3d02073c
 def rng(
@@ -51,10 +53,13 @@ def hashed_uniform(
     *key,  # What the numbers are for, e.g. (seed, 'flip', epoch)
 ) -> np.ndarray:  # A number in [0,1) for each row (b,), float64
     "Return a random number for each row that depends on the row and the key alone (splitmix64)"
-    z = (np.asarray(ids).astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(seed_of(*key))
+    rows = np.asarray(ids).astype(np.uint64)
+    start = np.uint64(seed_of(*key))
+    z = (rows + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15) + start
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return ((z ^ (z >> np.uint64(31))) >> np.uint64(11)) * 2.0**-53
+    z = z ^ (z >> np.uint64(31))
+    return (z >> np.uint64(11)) * 2.0**-53  # the upper 53 bits, as a fraction of 1
 
 # %% ../../nbs/core/00_seeding.ipynb #e0de3275
 def uniform_by_name(

@@ -20,17 +20,19 @@ from .held_out import class_labels
 from ..metrics.ranking import bootstrap, chance_top1
 from ..models.features import features
 
-# %% ../../nbs/evaluation/25_knn.ipynb #1d31c766
+# %% ../../nbs/evaluation/25_knn.ipynb #97459a6e
 def _nearest(s, k):
     "Find the `k` largest values of each row and their columns, in order; the first column wins a tie (c,k)"
-    i = s.topk(min(k + 1, s.shape[1]), dim=1, sorted=False)[1].sort(1)[0]
+    _, i = s.topk(min(k + 1, s.shape[1]), dim=1, sorted=False)
+    i, _ = i.sort(1)
     top, order = s.gather(1, i).sort(dim=1, descending=True, stable=True)
     i = i.gather(1, order)
     tie = top[:, k - 1] == top[:, -1]  # which of several equal values `topk` returns is not defined
-    i[tie, :k] = s[tie].sort(dim=1, descending=True, stable=True)[1][:, :k]
+    _, full_order = s[tie].sort(dim=1, descending=True, stable=True)
+    i[tie, :k] = full_order[:, :k]
     return top[:, :k], i[:, :k]
 
-# %% ../../nbs/evaluation/25_knn.ipynb #97459a6e
+# %% ../../nbs/evaluation/25_knn.ipynb #1ff54a79
 def neighbours(
     bank: Tensor,  # Features of the labelled images (n,d)
     query: Tensor = None,  # Features of the query images (q,d); by default the bank, excluding the image itself
@@ -39,10 +41,9 @@ def neighbours(
 ) -> 'Iterator[tuple]':  # Yields query rows, their neighbours, nearest first, and cosines (c,k) for each chunk
     "Find the `k` rows of the bank with the largest cosine, chunk by chunk; the first row wins a tie"
     alone = query is None
-    query = bank if alone else query
-
-    if not 1 <= k <= len(bank) - alone:
-        raise ValueError(f'k={k}: the bank has {len(bank) - alone} images to choose from')
+    available = len(bank) - 1 if alone else len(bank)
+    if not 1 <= k <= available:
+        raise ValueError(f'k={k}: the bank has {available} images to choose from')
     b = F.normalize(bank.detach().float(), dim=1)
     q = b if alone else F.normalize(query.detach().float(), dim=1)
     for lo in progress(range(0, len(q), chunk), label='neighbours'):
@@ -71,9 +72,10 @@ def knn_classes(
     out = torch.empty(len(ks), n, dtype=torch.long, device=bank.device)
     for rows, i, s in neighbours(bank, query, ks[-1]):
         vote = torch.ones_like(s) if t is None else ((s - 1) / t).exp()
-        got = vote.new_zeros(len(rows), int(y.max()) + 1)
+        votes = vote.new_zeros(len(rows), int(y.max()) + 1)
         for m, (a, b) in enumerate(zip([0, *ks], ks)):
-            out[m, rows] = got.scatter_add_(1, y[i[:, a:b]], vote[:, a:b]).argmax(1)
+            votes.scatter_add_(1, y[i[:, a:b]], vote[:, a:b])  # of the neighbours from `a` to `b`
+            out[m, rows] = votes.argmax(1)
     return out
 
 # %% ../../nbs/evaluation/25_knn.ipynb #ee2d3fff
@@ -96,8 +98,9 @@ def knn_probe(
     yt = y.numpy() if test is None else class_labels(test, label)
     rows = []
     ks = [k for k in ks if k <= len(train) - (test is None)]
-    f = features(backbone, train, size, view=view, pools=('avg',))['avg']
-    ft = None if test is None else features(backbone, test, size, view=view, pools=('avg',))['avg']
+    how = dict(view=view, pools=('avg',))
+    f = features(backbone, train, size, **how)['avg']
+    ft = None if test is None else features(backbone, test, size, **how)['avg']
     for k, predicted in zip(ks, knn_classes(f, y, ft, ks, t)):
         right = (predicted.numpy() == yt).astype(float)
         low, high = bootstrap(right, draws=draws, seed=seed)

@@ -8,6 +8,7 @@ __all__ = ['L2S', 'PER_CATEGORY_L2', 'Probe', 'fit_linear', 'best_strength', 'fi
 # %% ../../nbs/evaluation/10_logistic_probe.ipynb #c9907026
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -63,56 +64,61 @@ def _rotate(x):
     else:
         e, u = torch.linalg.eigh(x @ x.T / n)
         keep = e > 1e-9 * e[-1].clamp(min=1e-9)
-        e, v = e[keep], x.T @ (u[:, keep] / (n * e[keep]).sqrt())
-    return [o.float() for o in (mean, std, x.float() @ v.float(), v, e.clamp(min=0))]
-
-
-@contextmanager
-def _threads(x):
-    "Use one thread for small problems: more would mostly wait, and the last bits depend on their number"
-    n = torch.get_num_threads()
-    try:
-        if x.numel() < 4e6:
-            torch.set_num_threads(1)
-        yield
-    finally:
-        torch.set_num_threads(n)
+        e = e[keep]
+        v = x.T @ (u[:, keep] / (n * e).sqrt())
+    coordinates = x.float() @ v.float()
+    return mean.float(), std.float(), coordinates, v.float(), e.clamp(min=0).float()
 
 # %% ../../nbs/evaluation/10_logistic_probe.ipynb #3fc420d0
+class _Trial(NamedTuple):
+    "A step along a direction, and what was found there"
+
+    step: float
+    loss: float
+    slope: float
+    gradient: Tensor
+
+
 def _cubic(a, b, lo, hi):
-    "Minimise on [`lo`, `hi`] the cubic that fits the losses and slopes of two points (step, loss, slope, ...)"
-    (x, f, p, *_), (y, g, q, *_) = sorted((a, b), key=lambda o: o[0])
-    m = p + q - 3 * (f - g) / (x - y)
-    if m * m < p * q:
+    "Minimise on [`lo`, `hi`] the cubic that fits the losses and slopes of two trials"
+    a, b = sorted((a, b), key=lambda trial: trial.step)
+    m = a.slope + b.slope - 3 * (a.loss - b.loss) / (a.step - b.step)
+    if m * m < a.slope * b.slope:
         return (lo + hi) / 2
-    r = (m * m - p * q) ** 0.5
-    return min(max(y - (y - x) * (q + r - m) / (q - p + 2 * r or 1e-30), lo), hi)
+    r = (m * m - a.slope * b.slope) ** 0.5
+    step = b.step - (b.step - a.step) * (b.slope + r - m) / (b.slope - a.slope + 2 * r or 1e-30)
+    return min(max(step, lo), hi)
+
+# %% ../../nbs/evaluation/10_logistic_probe.ipynb #b88394b1
+def _too_high(trial, begin):
+    return trial.loss > begin.loss + 1e-4 * trial.step * begin.slope
 
 
-def _line_search(at, begin, t, least, max_trials=25):
-    """Find a step that meets the strong Wolfe conditions, as in PyTorch's L-BFGS: (step, loss, slope, gradient)
+def _flat(trial, begin):
+    return abs(trial.slope) <= -0.9 * begin.slope
 
-    `at` returns these four for a step; `begin` is its value at step 0, and `t` the first step to try. Like `_descent`,
-    this is a generator
-    """
-    _, f, slope, _ = old = begin
 
-    def poor(o):
-        return o[1] > f + 1e-4 * o[0] * slope
-
+def _bracket(at, begin, t, max_trials):
+    "Return two trials around a minimum and the number of trials; twice the same trial if it meets the conditions"
+    old = begin
     for i in range(max_trials):
         new = yield from at(t)
-        flat = abs(new[2]) <= -0.9 * slope
-        if poor(new) or (i > 1 and new[1] >= old[1]) or (new[2] >= 0 and not flat):
+        flat = _flat(new, begin)
+        rises = new.slope >= 0 and not flat
+        if _too_high(new, begin) or (i > 1 and new.loss >= old.loss) or rises:
             break
         if flat:
-            return new
-        t = _cubic(old, new, t + 0.01 * (t - old[0]), 10 * t)
+            return new, new, i + 1
+        t = _cubic(old, new, t + 0.01 * (t - old.step), 10 * t)
         old = new
-    low, high = sorted((old, new), key=lambda o: o[1])
+    return old, new, i + 1
+
+# %% ../../nbs/evaluation/10_logistic_probe.ipynb #ceec1fb1
+def _zoom(at, begin, low, high, least, trials):
+    "Narrow the bracket from `low`, the better end, to `high`, until a trial meets the conditions"
     near = False  # was the last step already close to an end of the bracket?
-    for _ in range(max_trials - 1 - i):
-        a, b = sorted((low[0], high[0]))
+    for _ in range(trials):
+        a, b = sorted((low.step, high.step))
         if b - a < least:
             break
         t = _cubic(low, high, a, b)
@@ -123,15 +129,28 @@ def _line_search(at, begin, t, least, max_trials=25):
             close = False
         near = close
         new = yield from at(t)
-        if poor(new) or new[1] >= low[1]:
-            low, high = sorted((low, new), key=lambda o: o[1])
+        if _too_high(new, begin) or new.loss >= low.loss:
+            low, high = sorted((low, new), key=lambda trial: trial.loss)
+        elif _flat(new, begin):
+            return new
         else:
-            if abs(new[2]) <= -0.9 * slope:
-                return new
-            low, high = new, (low if new[2] * (high[0] - low[0]) >= 0 else high)
+            if new.slope * (high.step - low.step) >= 0:
+                high = low
+            low = new
     return low
 
-# %% ../../nbs/evaluation/10_logistic_probe.ipynb #6b523748
+
+def _line_search(at, begin, t, least, max_trials=25):
+    """Find a step that meets the strong Wolfe conditions, as in PyTorch's L-BFGS
+
+    `at` returns the `_Trial` of a step; `begin` is that of step 0, and `t` the first step to try. Like `_descent`,
+    this is a generator
+    """
+    a, b, trials = yield from _bracket(at, begin, t, max_trials)
+    low, high = sorted((a, b), key=lambda trial: trial.loss)
+    return (yield from _zoom(at, begin, low, high, least, max_trials - trials))
+
+# %% ../../nbs/evaluation/10_logistic_probe.ipynb #47ca5f4e
 class _Steps:
     "The last `memory` steps and the changes of the gradient along them, as rows of one matrix, and their dot products"
 
@@ -147,10 +166,13 @@ class _Steps:
         if float(s @ y) <= 1e-10:
             return
         i = 2 * (self.seen % self.memory)
-        self.rows[i], self.rows[i + 1] = s, y
+        self.rows[i] = s
+        self.rows[i + 1] = y
         self.seen += 1
         n = 2 * min(self.seen, self.memory)
-        self.dots[:n, i + 1] = self.dots[i + 1, :n] = (self.rows[:n] @ y).numpy()  # all other products are known
+        products = (self.rows[:n] @ y).numpy()  # all others are known
+        self.dots[:n, i + 1] = products
+        self.dots[i + 1, :n] = products
         self.unit = self.dots[i, i + 1] / self.dots[i + 1, i + 1]
 
     def direction(self, g):
@@ -171,7 +193,7 @@ class _Steps:
             c[i] += a[i] - (self.unit * p[i + 1] + D[i + 1, :n] @ c) / D[i, i + 1]
         return torch.addmv(g, self.rows[:n].T, torch.from_numpy(-c).to(g.dtype), beta=-self.unit)
 
-# %% ../../nbs/evaluation/10_logistic_probe.ipynb #b88394b1
+# %% ../../nbs/evaluation/10_logistic_probe.ipynb #eb275789
 def _descent(x, iters):
     "Run L-BFGS from `x` (n,): a generator that yields points, is sent loss and gradient, and returns the minimum"
     f, g = yield x
@@ -182,7 +204,7 @@ def _descent(x, iters):
         nonlocal seen
         seen += 1
         f, g = yield x + t * d
-        return t, f, float(g @ d), g
+        return _Trial(t, f, float(g @ d), g)
 
     for i in range(iters):
         if g.abs().max() <= 1e-5 or seen >= iters * 5 // 4:
@@ -192,18 +214,19 @@ def _descent(x, iters):
         if not slope < -1e-9:
             break
         first = min(1.0, 1 / float(g.abs().sum())) if i == 0 else 1.0
-        t, new, _, h = yield from _line_search(at, (0.0, f, slope, g), first, 1e-9 / float(d.abs().max()))
-        step = t * d
-        change = abs(new - f)
-        f = new
+        begin = _Trial(0.0, f, slope, g)
+        found = yield from _line_search(at, begin, first, 1e-9 / float(d.abs().max()))
+        step = found.step * d
+        change = abs(found.loss - f)
+        f = found.loss
         if i and (change < 1e-9 or step.abs().max() <= 1e-9):
             return x + step
-        known.add(step, h - g)
+        known.add(step, found.gradient - g)
         x = x + step
-        g = h
+        g = found.gradient
     return x
 
-
+# %% ../../nbs/evaluation/10_logistic_probe.ipynb #b77a9386
 def _minimise(evaluate, x, iters):
     """Run L-BFGS from each row of `x` (m,n) separately and return the minima (m,n)
 
@@ -230,7 +253,7 @@ def _minimise(evaluate, x, iters):
         live.clear()
     return torch.stack(ends)
 
-# %% ../../nbs/evaluation/10_logistic_probe.ipynb #ceec1fb1
+# %% ../../nbs/evaluation/10_logistic_probe.ipynb #d513ccfe
 def _linear_loss(z, t, scale, l2, *, many):
     "Return a function of rows [`u` (k,r), intercepts (k,)] to losses and gradients; `scale` (m,r), `l2` (m,1)"
     n, r = z.shape
@@ -254,12 +277,25 @@ def _linear_loss(z, t, scale, l2, *, many):
             p = log_p.exp_()
         penalty = l2[rows, 0] / 2 * w.square().sum((1, 2))
         losses = (l / n - (w * yes).sum((1, 2)) - b @ shares + penalty).tolist()
-        g = (p.view(-1, n) @ z).view(a, k, r).div_(n).sub_(yes).add_(w.mul_(l2[rows][:, None])).mul_(units)
+        g = (p.view(-1, n) @ z).view(a, k, r).div_(n).sub_(yes)
+        g = g.add_(w.mul_(l2[rows][:, None])).mul_(units)
         return losses, torch.cat([g.flatten(1), p.mean(2) - shares], 1)
 
     return evaluate
 
-# %% ../../nbs/evaluation/10_logistic_probe.ipynb #47ca5f4e
+# %% ../../nbs/evaluation/10_logistic_probe.ipynb #2f144a66
+@contextmanager
+def _threads(x):
+    "Use one thread for small problems: more would mostly wait, and the last bits depend on their number"
+    n = torch.get_num_threads()
+    try:
+        if x.numel() < 4e6:
+            torch.set_num_threads(1)
+        yield
+    finally:
+        torch.set_num_threads(n)
+
+
 def fit_linear(
     x: Tensor,  # Training features (n,d)
     y: Tensor,  # Float 0/1 (n,k): binary labels; or int64 (n,): classes
@@ -279,7 +315,8 @@ def fit_linear(
         l2 = torch.tensor(l2s, dtype=torch.float32)[:, None]
         scale = ((0.25 if many else 0.5) * e + l2).rsqrt()  # (m,r)
         p = t.mean(0).clamp(0.5 / n, 1 - 0.5 / n)
-        start = torch.cat([torch.zeros(k * r), p.logit() if many else p.log()]).expand(m, -1)
+        intercepts = p.logit() if many else p.log()
+        start = torch.cat([torch.zeros(k * r), intercepts]).expand(m, -1)
         got = _minimise(_linear_loss(z, t, scale, l2, many=many), start, iters)
         w = (scale[:, None] * got[:, : k * r].view(m, k, r)) @ v.T
     return Probe(mean, std, w.mT.contiguous(), got[:, k * r :].contiguous(), tuple(l2s))
@@ -296,7 +333,7 @@ def best_strength(
 
 # %% ../../nbs/evaluation/10_logistic_probe.ipynb #5e3538b1
 # Pairs of strengths to try: (shared weights, own weights)
-PER_CATEGORY_L2 = tuple((a, b) for a in (0.05, 0.3) for b in (3.0, 15.0, 100.0)) + ((3.0, 300.0),)
+PER_CATEGORY_L2 = ((0.05, 3.0), (0.05, 15.0), (0.05, 100.0), (0.3, 3.0), (0.3, 15.0), (0.3, 100.0), (3.0, 300.0))
 
 
 def _named_loss(zk, t, s0, s1, l0, *, l1):
@@ -313,23 +350,42 @@ def _named_loss(zk, t, s0, s1, l0, *, l1):
     sizes = [c * m * r, k * c * m * r, k * c * m]
     shapes = [(c, m, r), (k, c, m, r), (k, c, m)]
 
+    def parts(flat):
+        return [part.view(shape) for part, shape in zip(flat.split(sizes), shapes)]
+
     def evaluate(x):
         out = torch.empty_like(x)
-        (u0, u1, b), (g0, g1, gb) = ([v.view(s) for v, s in zip(o.split(sizes), shapes)] for o in (x, out))
+        u0, u1, b = parts(x)
+        g0, g1, gb = parts(out)
         w0 = s0 * u0
         w1 = s1 * u1
-        s = torch.baddbmm(b.view(k, -1, 1), (w0 + w1).flatten(1, 2), zt).view(k, c, m, columns).log_softmax(1)
-        loss = -float((s * t).sum() / q) + float((l0 * w0 * w0).sum()) / 2 + float((l1 * w1 * w1).sum()) / (2 * k)
+        s = torch.baddbmm(b.view(k, -1, 1), (w0 + w1).flatten(1, 2), zt)
+        s = s.view(k, c, m, columns).log_softmax(1)
+        cross_entropy = -float((s * t).sum() / q)
+        shared_penalty = float((l0 * w0 * w0).sum()) / 2
+        own_penalty = float((l1 * w1 * w1).sum()) / (2 * k)
         p = s.exp_().mul_(on).sub_(t).div_(q)
         torch.sum(p, -1, out=gb)
         gw = (p.flatten(1, 2) @ zk).view(k, c, m, r)
         torch.mul(gw.sum(0).add_(w0.mul_(l0)), s0, out=g0)
         torch.mul(gw.add_(w1.mul_(l1 / k)), s1, out=g1)
-        return loss, out
+        return cross_entropy + shared_penalty + own_penalty, out
 
     return evaluate
 
 # %% ../../nbs/evaluation/10_logistic_probe.ipynb #7e3933c4
+def _padded(z, y, asks, classes):
+    "Stack each name's rows of features (k,rows,r) and one-hot targets (k,c,rows), filled up with zeros"
+    maximum = max(map(len, asks))
+    features = []
+    targets = []
+    for j, a in enumerate(asks):
+        missing = maximum - len(a)
+        features.append(F.pad(z[a], (0, 0, 0, missing)))
+        targets.append(F.pad(F.one_hot(y[a, j], classes).T, (0, missing)))
+    return torch.stack(features), torch.stack(targets).float()
+
+# %% ../../nbs/evaluation/10_logistic_probe.ipynb #1abd0610
 def fit_per_category(
     x: Tensor,  # Training features (n,d)
     y: Tensor,  # Label for each row and name, -1 if the row has none (n,k)
@@ -341,21 +397,16 @@ def fit_per_category(
     y = torch.as_tensor(y)
     k = y.shape[1]
     m = len(l2s)
-    asks = [(y[:, j] >= 0).nonzero()[:, 0] for j in range(k)]
-    maximum = max(map(len, asks))
-    if not maximum:
+    asks = [(y[:, j] >= 0).nonzero()[:, 0] for j in range(k)]  # the rows with a target for each name
+    if not any(map(len, asks)):
         raise ValueError('no training row has a target: every label is -1')
     with _threads(x):
         mean, std, z, v, e = _rotate(x)
         r = z.shape[1]
-        zk = torch.stack([F.pad(z[a], (0, 0, 0, maximum - len(a))) for a in asks])  # (k,rows,r)
-        t = torch.stack(
-            [F.pad(F.one_hot(y[a, j], classes).T, (0, maximum - len(a))) for j, a in enumerate(asks)]
-        ).float()
+        zk, t = _padded(z, y, asks, classes)
         l0, l1 = (torch.tensor(l).float()[:, None] for l in zip(*l2s))  # (m,1)
-        # (m,r)
-        s0 = (0.5 * e + l0).rsqrt()
-        s1 = k**0.5 * (0.5 * e + l1).rsqrt()
+        s0 = (0.5 * e + l0).rsqrt()  # (m,r)
+        s1 = k**0.5 * (0.5 * e + l1).rsqrt()  # (m,r)
         usual = t.sum(2) + 1
         b = (usual / usual.sum(1, keepdim=True)).log()[..., None].repeat(1, 1, m)  # (k,c,m)
         n0 = classes * m * r

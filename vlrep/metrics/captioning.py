@@ -27,19 +27,28 @@ _drop = re.compile(
 )
 
 
+_straight = {0x2018: "'", 0x2019: "'", 0x201C: '"', 0x201D: '"'}  # curly quotes
+
+
 def caption_words(
     text: str,  # A caption
 ) -> list:  # Its words
     "Split a caption into words, nearly as Stanford's PTB tokenizer without punctuation does (COCO caption code)"
-    text = unicodedata.normalize('NFC', text).lower().translate({0x2018: "'", 0x2019: "'", 0x201C: '"', 0x201D: '"'})
-    return space_characters(_drop.sub(' ', _split.sub(r' \1', text))).split()
+    text = unicodedata.normalize('NFC', text).lower().translate(_straight)
+    text = _split.sub(r' \1', text)
+    text = _drop.sub(' ', text)
+    return space_characters(text).split()
 
 # %% ../../nbs/metrics/20_captioning.ipynb #98ad0835
 def _ngrams(words):
     "Count the n-grams of a caption, runs of n words, for n from 1 to 4"
-    return [Counter(zip(*(words[i:] for i in range(n)))) for n in range(1, 5)]
+    counts = []
+    for n in range(1, 5):
+        shifted = [words[i:] for i in range(n)]  # the words, the words from the second on, ...
+        counts.append(Counter(zip(*shifted)))
+    return counts
 
-# %% ../../nbs/metrics/20_captioning.ipynb #b627556e
+# %% ../../nbs/metrics/20_captioning.ipynb #e6f76236
 class References:
     "The reference captions of each image, split into words and counted once, for any number of models"
 
@@ -62,12 +71,14 @@ class References:
         images = Counter()  # number of images whose references contain each n-gram
         for row in self.ngrams:
             images.update({gram for caption in row for counts in caption for gram in counts})
-        self.idf = dict(zip(images, (np.log(len(self)) - np.log(list(images.values()))).tolist()))
+        idf = np.log(len(self)) - np.log(list(images.values()))
+        self.idf = dict(zip(images, idf.tolist()))
 
     @property
     def unit(self) -> str:
         "Return a note for tables: '' if all words are real words"
-        alone = [len(w) == 1 and is_unspaced(w) for row in self.words for caption in row for w in caption]
+        all_words = [word for row in self.words for caption in row for word in caption]
+        alone = [len(word) == 1 and is_unspaced(word) for word in all_words]
         characters = sum(alone) / max(len(alone), 1)
         if characters < 0.01:
             return ''
@@ -81,10 +92,11 @@ class References:
         counts: Counter,  # n-gram counts of a caption
     ) -> dict:  # n-gram -> its count times its idf, and the length of this vector
         "Weight n-grams: the fewer images contain one, the larger its weight; unknown n-grams get the largest"
-        vector = {gram: n * self.idf.get(gram, math.log(len(self))) for gram, n in counts.items()}
+        largest = math.log(len(self))
+        vector = {gram: n * self.idf.get(gram, largest) for gram, n in counts.items()}
         return vector, math.sqrt(sum(v * v for v in vector.values()))
 
-
+# %% ../../nbs/metrics/20_captioning.ipynb #2533e5e0
 def _pairs(captions, refs):
     "Prepare the references, and the words of one caption for each image"
     refs = refs if isinstance(refs, References) else References(refs)
@@ -94,6 +106,14 @@ def _pairs(captions, refs):
     return refs, words
 
 # %% ../../nbs/metrics/20_captioning.ipynb #12338f6a
+def _clipped_cosine(refs, counts, reference_counts):
+    "Cosine of the tf-idf vectors of a caption and a reference, counts clipped to those of the reference"
+    g, length = refs.tf_idf(counts)
+    r, reference_length = refs.tf_idf(reference_counts)
+    shared = sum(min(g[gram], value) * value for gram, value in r.items() if gram in g)
+    return shared / (length * reference_length) if length * reference_length else 0.0
+
+
 def cider_d(
     captions: list,  # One caption for each image
     refs: References | list,  # `References`, or lists of captions
@@ -107,20 +127,16 @@ def cider_d(
             '0; at least 2 are needed'
         )
 
-    def similarity(counts, reference_counts):
-        g, length = refs.tf_idf(counts)
-        r, reference_length = refs.tf_idf(reference_counts)
-        shared = sum(min(g[gram], value) * value for gram, value in r.items() if gram in g)
-        return shared / (length * reference_length) if length * reference_length else 0.0
-
     scores = []
     for caption, references, ngrams in zip(words, refs.words, refs.ngrams):
-        mine = _ngrams(caption)
-        each = [
-            math.exp(-((len(caption) - len(reference)) ** 2) / (2 * sigma**2)) * sum(map(similarity, mine, counts)) / 4
-            for reference, counts in zip(references, ngrams)
-        ]
-        scores.append(10 * sum(each) / len(each))
+        counts = _ngrams(caption)
+        similarities = []
+        for reference, reference_counts in zip(references, ngrams):
+            delta = len(caption) - len(reference)
+            penalty = math.exp(-(delta**2) / (2 * sigma**2))
+            cosines = [_clipped_cosine(refs, a, b) for a, b in zip(counts, reference_counts)]
+            similarities.append(penalty * sum(cosines) / 4)
+        scores.append(10 * sum(similarities) / len(similarities))
     return np.array(scores)
 
 # %% ../../nbs/metrics/20_captioning.ipynb #a2414c4e
@@ -132,15 +148,16 @@ def bleu_counts(
     refs, words = _pairs(captions, refs)
     out = []
     for caption, references, ngrams in zip(words, refs.words, refs.ngrams):
-        mine = _ngrams(caption)
-        largest = [reduce(or_, counts) for counts in zip(*ngrams)]  # largest count in any reference
-        hits = [(a & b).total() for a, b in zip(mine, largest)]
+        counts = _ngrams(caption)
+        largest = [reduce(or_, of_size) for of_size in zip(*ngrams)]  # largest count in any reference
+        hits = [(a & b).total() for a, b in zip(counts, largest)]
+        totals = [of_size.total() for of_size in counts]
         n = len(caption)
         nearest = min(map(len, references), key=lambda length: (abs(length - n), length))
-        out.append([*hits, *(counts.total() for counts in mine), n, nearest])
+        out.append([*hits, *totals, n, nearest])
     return np.array(out, float)
 
-
+# %% ../../nbs/metrics/20_captioning.ipynb #c15e512e
 def bleu(
     counts: np.ndarray,  # From `bleu_counts`: of one image, of a sum, or of many weighted sums (...,10)
 ) -> np.ndarray:  # BLEU-1 to BLEU-4 (...,4)
@@ -149,7 +166,8 @@ def bleu(
     n = np.arange(1, 5)
     ratio = (c[..., 8] + 1e-15) / (c[..., 9] + 1e-9)
     short = np.exp(np.minimum(0, 1 - 1 / ratio))[..., None]
-    return short * np.cumprod((c[..., :4] + 1e-15) / (c[..., 4:8] + 1e-9), -1) ** (1 / n)
+    precisions = (c[..., :4] + 1e-15) / (c[..., 4:8] + 1e-9)
+    return short * np.cumprod(precisions, -1) ** (1 / n)
 
 # %% ../../nbs/metrics/20_captioning.ipynb #8aaee938
 def _common_subsequence(a, b):
@@ -163,7 +181,7 @@ def _common_subsequence(a, b):
             diagonal = above
     return row[-1]
 
-
+# %% ../../nbs/metrics/20_captioning.ipynb #60e2ad50
 def rouge_l(
     captions: list,  # One caption for each image
     refs: References | list,  # `References`, or lists of captions
@@ -188,8 +206,8 @@ def judge_captions(
     # papers print them)
     "Compute BLEU, ROUGE-L and CIDEr-D of a set of captions"
     refs = refs if isinstance(refs, References) else References(refs)
-    return {
-        **{f'BLEU-{i + 1}': float(v) for i, v in enumerate(bleu(bleu_counts(captions, refs).sum(0)))},
-        'ROUGE-L': float(rouge_l(captions, refs).mean()),
-        'CIDEr-D': float(cider_d(captions, refs).mean()),
-    }
+    whole_set = bleu(bleu_counts(captions, refs).sum(0))
+    scores = {f'BLEU-{n}': float(value) for n, value in enumerate(whole_set, 1)}
+    scores['ROUGE-L'] = float(rouge_l(captions, refs).mean())
+    scores['CIDEr-D'] = float(cider_d(captions, refs).mean())
+    return scores

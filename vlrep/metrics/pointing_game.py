@@ -14,17 +14,21 @@ def _overlap(cells, pixels, like):
     "Compute which fraction of each cell along a side a pixel covers; rows sum to 1 (cells,pixels)"
     i = torch.arange(cells, dtype=torch.float64)[:, None] / cells
     k = torch.arange(pixels, dtype=torch.float64) / pixels
-    part = (torch.minimum(i + 1 / cells, k + 1 / pixels) - torch.maximum(i, k)).clamp(min=0) * cells
-    return part.float().to(like.device)
+    start = torch.maximum(i, k)
+    end = torch.minimum(i + 1 / cells, k + 1 / pixels)
+    fraction = (end - start).clamp(min=0) * cells
+    return fraction.float().to(like.device)
 
-
+# %% ../../nbs/metrics/30_pointing_game.ipynb #43d9b59f
 def cell_cover(
     mask: Tensor,  # Where the object is, bool (n,H,W)
     grid: int | tuple,  # Cells per side, or (h,w)
 ) -> Tensor:  # Fraction of each cell that the mask covers, 0 to 1 (n,h,w)
     "Resample a mask to a grid of any size"
     h, w = (grid, grid) if isinstance(grid, int) else grid
-    return _overlap(h, mask.shape[1], mask) @ mask.float() @ _overlap(w, mask.shape[2], mask).T
+    rows = _overlap(h, mask.shape[1], mask)
+    columns = _overlap(w, mask.shape[2], mask)
+    return rows @ mask.float() @ columns.T
 
 # %% ../../nbs/metrics/30_pointing_game.ipynb #0a448dd4
 def _checked(maps, masks):
@@ -35,6 +39,11 @@ def _checked(maps, masks):
         raise ValueError('maps: must be finite')
     return maps.float()
 
+# %% ../../nbs/metrics/30_pointing_game.ipynb #0a8414e5
+def _centres(cells, pixels, device):
+    "Return the pixel at the centre of each cell along a side (cells,)"
+    return (2 * torch.arange(cells, device=device) + 1) * pixels // (2 * cells)
+
 
 def pointing_hits(
     maps: Tensor,  # The attention map of each query; any scale (n,h,w)
@@ -42,12 +51,13 @@ def pointing_hits(
 ) -> Tensor:  # 1 if the pixel at the centre of the strongest cell is in the mask, else 0; the mean over ties (n,)
     "Score maps in the pointing game (Zhang et al. 2016), without its tolerance of some pixels"
     maps = _checked(maps, masks)
-    (h, w), (H, W) = maps.shape[1:], masks.shape[1:]
-    y, x = ((2 * torch.arange(k, device=masks.device) + 1) * K // (2 * k) for k, K in ((h, H), (w, W)))
+    y = _centres(maps.shape[1], masks.shape[1], masks.device)
+    x = _centres(maps.shape[2], masks.shape[2], masks.device)
+    inside = masks.bool()[:, y][:, :, x]
     best = maps == maps.amax((1, 2), keepdim=True)
-    return (best & masks.bool()[:, y][:, :, x]).sum((1, 2)) / best.sum((1, 2))
+    return (best & inside).sum((1, 2)) / best.sum((1, 2))
 
-
+# %% ../../nbs/metrics/30_pointing_game.ipynb #89263549
 def mass_inside(
     maps: Tensor,  # The attention map of each query; sums to 1 (n,h,w)
     masks: Tensor,  # Where the object is, bool (n,H,W)
@@ -56,4 +66,5 @@ def mass_inside(
     maps = _checked(maps, masks)
     if (maps < 0).any() or ((maps.sum((1, 2)) - 1).abs() > 1e-3).any():
         raise ValueError('maps: must not be negative, and sum to 1 over the cells')
-    return (maps * cell_cover(masks, tuple(maps.shape[1:]))).sum((1, 2))
+    cover = cell_cover(masks, tuple(maps.shape[1:]))
+    return (maps * cover).sum((1, 2))

@@ -25,7 +25,7 @@ def _array(x, name):
         raise ValueError(f'{name}: empty')
     return x
 
-
+# %% ../../nbs/metrics/10_ranking.ipynb #ae166e5a
 def _ap(score, label, w):
     "Average precision of one class under each row of the weights `w` (draws,n): (draws,)"
     order = np.argsort(-score, kind='stable')
@@ -41,8 +41,9 @@ def _ap(score, label, w):
     wh = w[:, hits]
     seen = np.cumsum(w, 1)[:, end]
     found = np.cumsum(wh, 1)
+    total = found[:, -1]
     with np.errstate(invalid='ignore', divide='ignore'):
-        return np.where(wh > 0, wh * found[:, last] / seen, 0).sum(1) / found[:, -1]
+        return np.where(wh > 0, wh * found[:, last] / seen, 0).sum(1) / total
 
 # %% ../../nbs/metrics/10_ranking.ipynb #0751ba8a
 def average_precision(
@@ -93,7 +94,7 @@ def correct(
         raise ValueError(f'scores {scores.shape} do not fit labels {labels.shape}')
     return (scores.argmax(1) == labels).astype(float)
 
-
+# %% ../../nbs/metrics/10_ranking.ipynb #87aa025f
 def top1(
     scores: 'np.ndarray|torch.Tensor|list',  # A score for each class (n,c)
     labels: 'np.ndarray|torch.Tensor|list',  # The true class (n,)
@@ -108,7 +109,7 @@ def chance_ap(
     "Average precision if every item gets the same score: the fraction of positives"
     return _array(labels, 'labels').mean(0)
 
-
+# %% ../../nbs/metrics/10_ranking.ipynb #511f7fb7
 def chance_top1(
     train: 'np.ndarray|torch.Tensor|list',  # Classes in training (n,)
     test: 'np.ndarray|torch.Tensor|list',  # Target classes (m,)
@@ -129,7 +130,7 @@ def _counts(n, draws, seed):
         row[:] = draw.multinomial(n, np.full(n, 1 / n))
     return counts
 
-
+# %% ../../nbs/metrics/10_ranking.ipynb #eba992a6
 def draw_counts(
     n: int,  # Number of items
     draws: int = 500,  # Number of bootstrap resamples
@@ -138,7 +139,7 @@ def draw_counts(
     "Draw bootstrap resamples: as many test items as there are, with replacement"
     return _counts(n, draws, seed).astype(float)
 
-
+# %% ../../nbs/metrics/10_ranking.ipynb #fd8493fc
 _WEIGHTS = 2**22  # Weights held in memory as floats at a time: 34 MB
 
 
@@ -153,7 +154,7 @@ def draw_scores(
     step = max(1, _WEIGHTS // n)
     return np.concatenate([stat(counts[i : i + step].astype(float)) for i in range(0, draws, step)])
 
-
+# %% ../../nbs/metrics/10_ranking.ipynb #9152a9f8
 def percentile_interval(
     scores: np.ndarray,  # Scores under each resample (draws,)
 ) -> tuple:  # Lower and upper end; NaN if all scores are NaN
@@ -163,7 +164,7 @@ def percentile_interval(
     low, high = np.nanquantile(scores, [(1 - 0.95) / 2, (1 + 0.95) / 2])
     return float(low), float(high)
 
-
+# %% ../../nbs/metrics/10_ranking.ipynb #0470e867
 def bootstrap(
     stat: 'np.ndarray|torch.Tensor|list|callable',  # A value for each item (n,), to be averaged; or a function of
     # weights (draws,n) -> (draws,)

@@ -52,8 +52,10 @@ class Ranks:
         "R@k: the fraction of queries with a correct candidate among the first `k`"
         n = self.image.max() + 1
         w = np.ones((1, n)) if weights is None else np.atleast_2d(weights)[:, :n]
-        got = w @ np.bincount(self.image, self.hits(k), n) / (w @ np.bincount(self.image, minlength=n))
-        return got if weights is not None else got[0]
+        hits = np.bincount(self.image, self.hits(k), n)  # of each image's queries together
+        queries = np.bincount(self.image, minlength=n)
+        recall = w @ hits / (w @ queries)
+        return recall[0] if weights is None else recall
 
     def median(
         self,
@@ -67,7 +69,8 @@ class Ranks:
 
         def one(w):
             mass = np.cumsum(w[image])
-            low, high = (np.searchsorted(mass, mass[-1] / 2, side) for side in ('left', 'right'))
+            low = np.searchsorted(mass, mass[-1] / 2, 'left')
+            high = np.searchsorted(mass, mass[-1] / 2, 'right')
             return np.floor((r[low] + r[min(high, len(r) - 1)]) / 2) + 1
 
         if weights is None:
@@ -83,9 +86,26 @@ def _unit(x, what):
     return x
 
 # %% ../../nbs/metrics/40_retrieval.ipynb #cf2c12cf
+def _pair_cosines(images, captions, owner, chunk):
+    "Compute the cosine of each caption with its own image (m,)"
+    cosines = []
+    for a in range(0, len(captions), chunk):
+        v = _unit(images[owner[a : a + chunk]], 'images')
+        t = _unit(captions[a : a + chunk], 'captions')
+        cosines.append((v * t).sum(1))
+    return torch.cat(cosines)
+
+
 _TIE = 1e-6  # Cosines that differ by no more are equal
 
 
+def _better_and_tied(difference, axis):
+    "Count the candidates that are better than the correct one, and those that are equal, along an axis (2,...)"
+    better = (difference > _TIE).sum(axis)
+    tied = (difference.abs() <= _TIE).sum(axis)
+    return torch.stack([better, tied]).cpu()
+
+# %% ../../nbs/metrics/40_retrieval.ipynb #58465bce
 def retrieval_ranks(
     images: Tensor,  # Vectors of images (n,d), of any length, since cosines are compared
     captions: Tensor,  # Vectors of captions (m,d)
@@ -98,14 +118,8 @@ def retrieval_ranks(
     m = len(captions)
     if mute := int((torch.bincount(owner, minlength=n) == 0).sum()):
         raise ValueError(f'image_of: {mute} of {n} images have no caption: leave them out')
-    # the cosine of each caption with its image (m,), and the largest of each image (n,)
-    pair = torch.cat(
-        [
-            (_unit(images[owner[a : a + chunk]], 'images') * _unit(captions[a : a + chunk], 'captions')).sum(1)
-            for a in range(0, m, chunk)
-        ]
-    )
-    best = pair.new_full((n,), -torch.inf).scatter_reduce_(0, owner, pair, 'amax')
+    pair = _pair_cosines(images, captions, owner, chunk)
+    best = pair.new_full((n,), -torch.inf).scatter_reduce_(0, owner, pair, 'amax')  # of each image (n,)
     i2t = torch.zeros(2, n, dtype=torch.long)
     t2i = torch.zeros(2, m, dtype=torch.long)
     for a in range(0, n, chunk):
@@ -117,10 +131,8 @@ def retrieval_ranks(
             own = owner[cols] - a
             here = ((own >= 0) & (own < len(s))).nonzero()[:, 0]
             s[own[here], here] = -torch.inf
-            for (above, tied), x, top, axis in ((i2t, rows, best[rows, None], 1), (t2i, cols, pair[cols], 0)):
-                difference = s - top
-                above[x] += (difference > _TIE).sum(axis).cpu()
-                tied[x] += (difference.abs() <= _TIE).sum(axis).cpu()
+            i2t[:, rows] += _better_and_tied(s - best[rows, None], 1)
+            t2i[:, cols] += _better_and_tied(s - pair[cols], 0)
     right = torch.bincount(owner[pair >= best[owner] - _TIE], minlength=n).cpu().numpy()
     return dict(
         i2t=Ranks(*i2t.numpy(), right, np.arange(n), m),
@@ -135,7 +147,7 @@ def _check_right(right, n):
         raise ValueError(f'right: from 1 to {n} right candidates of each query are expected, not {right}')
     return right
 
-
+# %% ../../nbs/metrics/40_retrieval.ipynb #3b82d950
 def chance_recall(
     right: np.ndarray,  # Correct candidates of each query (q,)
     n: int,  # Number of candidates
@@ -146,7 +158,7 @@ def chance_recall(
     none = Ranks(np.zeros(len(right), int), n - right, right, np.arange(len(right)), n)
     return float(none.hits(k).mean())
 
-
+# %% ../../nbs/metrics/40_retrieval.ipynb #b81c7bc8
 def chance_median(
     right: np.ndarray,  # Correct candidates of each query (q,)
     n: int,  # Number of candidates
@@ -175,4 +187,5 @@ def retrieval_folds(
     if n < max(size, 2):
         raise ValueError(f'protocol {protocol}: {n} images, at least {max(size, 2)} are needed')
     size = size or n
-    return [np.arange(a, a + size) for a in range(0, n - size + 1 if folds else 1, size)]
+    last = n - size if folds else 0
+    return [np.arange(first, first + size) for first in range(0, last + 1, size)]

@@ -33,7 +33,7 @@ _CONTRACTIONS = {
     word[:i] + word[i + 1 :]: word for word in _WITH_APOSTROPHES for i, letter in enumerate(word) if letter == "'"
 } | {"somebody'd": 'somebodyd'}
 
-
+# %% ../../nbs/metrics/50_vqa.ipynb #8c5037df
 def normalise_answer(
     text: str,  # An answer as written
 ) -> str:  # The normalised answer; it may be empty
@@ -55,8 +55,11 @@ def soft_scores(
     "Compute the score of each answer: min(matches/3, 1), averaged over leaving out each person once"
     counts = Counter(filter(None, map(normalise_answer, answers)))
     n = len(answers)
-    # m of the n subsets have lost one match
-    return {a: (m * min((m - 1) / 3, 1) + (n - m) * min(m / 3, 1)) / n for a, m in counts.items()}
+    scores = {}
+    for answer, m in counts.items():
+        # m of the n subsets have lost one match
+        scores[answer] = (m * min((m - 1) / 3, 1) + (n - m) * min(m / 3, 1)) / n
+    return scores
 
 # %% ../../nbs/metrics/50_vqa.ipynb #6d6b04a3
 UNKNOWN = '<unk>'
@@ -69,11 +72,14 @@ def answer_vocabulary(
     "Choose the answers that most often are the most frequent one to a question; of tied ones the first counts"
     if size < 2:
         raise ValueError(f'size={size}: at least 2, one answer in addition to {UNKNOWN}')
-    by_question = (Counter(filter(None, map(normalise_answer, l))).most_common(1) for l in answers)
-    count = Counter(answer for best in by_question for answer, _ in best)
+    count = Counter()
+    for given in answers:
+        normalised = filter(None, map(normalise_answer, given))
+        count.update(answer for answer, _ in Counter(normalised).most_common(1))
     if not count:
         raise ValueError('answers: not a single one to learn from')
-    return [UNKNOWN, *sorted(count, key=lambda a: (-count[a], a))[: size - 1]]
+    by_frequency = sorted(count, key=lambda answer: (-count[answer], answer))
+    return [UNKNOWN, *by_frequency[: size - 1]]
 
 # %% ../../nbs/metrics/50_vqa.ipynb #8e1df5d6
 def mean_interval(
@@ -89,4 +95,5 @@ def mean_interval(
     _, at, count = np.unique(images, return_inverse=True, return_counts=True)
     total = np.zeros(len(count))
     np.add.at(total, at, scores)
-    return float(scores.mean()), *bootstrap(lambda w: w @ total / np.maximum(w @ count, 1), len(count), draws, seed)
+    low, high = bootstrap(lambda w: w @ total / np.maximum(w @ count, 1), len(count), draws, seed)
+    return float(scores.mean()), low, high

@@ -63,11 +63,10 @@ def gradient_norm(
     "Return the norm of the gradient before clipping"
     if hasattr(learn, 'clip'):
         return learn.clip.norm
-    return torch.nn.utils.get_total_norm(
-        [p.grad for g in learn.opt.param_groups for p in g['params'] if p.grad is not None]
-    )
+    gradients = [p.grad for g in learn.opt.param_groups for p in g['params'] if p.grad is not None]
+    return torch.nn.utils.get_total_norm(gradients)
 
-
+# %% ../../nbs/training/40_callbacks.ipynb #e056a8c9
 class GradientClip(BaseCallback):
     "Clip the total norm of the gradient to `max_norm`; `norm` is the norm before clipping"
 
@@ -126,11 +125,41 @@ class StepSeed(BaseCallback):
         self.on_exit()
 
 # %% ../../nbs/training/40_callbacks.ipynb #d78b6580
-_SMALL = 2**20  # Larger buffers, such as queues, are changed after the step by callbacks that check `learn.bad`
-
-
 class TrainingDiverged(ValueError):
     "Too many consecutive steps had a loss or gradient that was not finite"
+
+
+def _sample_ids(learn, rows):
+    "Return the ids of the samples in `rows` (tensors of indices), of all processes"
+    own = [i for batch in rows for i in batch.tolist()]
+    seen = sum(learn.dist.objects(own), [])
+    names = getattr(getattr(learn.dls.train, 'source', None), 'ids', None)
+    return seen if names is None else [names[i] for i in seen]
+
+
+def _append_row(path, row):
+    "Append a skipped step to a file; if it cannot be written, print the step and go on"
+    try:
+        with open(path, 'a', encoding='utf-8') as f:
+            f.write(json.dumps(row, ensure_ascii=False) + '\n')
+    except OSError as e:
+        lost = f'step {row["step"]}, samples {row["samples"]}'
+        print(f'{path}: cannot write ({e.strerror}); left out: {lost}', file=sys.stderr)
+
+
+def _diverged(learn, row, in_a_row):
+    "Make the error that names the last of the bad steps, its samples, and the last checkpoint"
+    ids = row['samples']
+    more = ' ...' if len(ids) > 8 else ''
+    checkpointer = getattr(learn, 'save_run', None)
+    where = checkpointer.where() if checkpointer else ''
+    return TrainingDiverged(
+        f'{row["why"]} at step {row["step"]}, the last of {in_a_row} bad steps in a row; samples {ids[:8]}{more}: '
+        f'lower the learning rate, train in fp32, or look at these samples{where}'
+    )
+
+# %% ../../nbs/training/40_callbacks.ipynb #bd2e190d
+_SMALL = 2**20  # Larger buffers, such as queues, are changed after the step by callbacks that check `learn.bad`
 
 
 class SkipNonFinite(StatefulCallback):
@@ -216,29 +245,12 @@ class SkipNonFinite(StatefulCallback):
 
     def _record_bad_step(self, why):
         "Log a skipped step with its samples; end the fit with `TrainingDiverged` after `limit` in a row"
-        names = getattr(getattr(self.dls.train, 'source', None), 'ids', None)
-        own = [i for batch in self.ids for i in batch.tolist()]
-        seen = sum(self.learn.dist.objects(own), [])
-        ids = [names[i] if names is not None else i for i in seen]
         step = self.learn.train_state.step + 1
+        row = dict(step=step, why=why, samples=_sample_ids(self.learn, self.ids))
         if self.log:
-            try:
-                with open(self.log, 'a', encoding='utf-8') as f:
-                    f.write(json.dumps(dict(step=step, why=why, samples=ids), ensure_ascii=False) + '\n')
-            except OSError as e:
-                print(f'{self.log}: cannot write ({e.strerror}); left out: step {step}, samples {ids}', file=sys.stderr)
-        if self.bad_in_a_row < self.limit:
-            return
-        checkpointer = getattr(self.learn, 'save_run', None)
-        where = checkpointer.where() if checkpointer else ''
-        stop_fit(
-            self.learn,
-            TrainingDiverged(
-                f'{why} at step {step}, the last of {self.bad_in_a_row} bad steps in a row; samples '
-                f'{ids[:8]}{(" ..." if len(ids) > 8 else "")}: '
-                f'lower the learning rate, train in fp32, or look at these samples{where}'
-            ),
-        )
+            _append_row(self.log, row)
+        if self.bad_in_a_row >= self.limit:
+            stop_fit(self.learn, _diverged(self.learn, row, self.bad_in_a_row))
 
 # %% ../../nbs/training/40_callbacks.ipynb #0e2a6471
 def default_callbacks(

@@ -17,11 +17,12 @@ def frozen_weights(
     "List weights that training does not change: those of modules with `frozen` set and no trainable parameter"
     fixed = ()
     for name, m in model.named_modules():
-        if name and getattr(m, 'frozen', False) and not any(p.requires_grad for p in m.parameters()):
+        trainable = any(p.requires_grad for p in m.parameters())
+        if name and getattr(m, 'frozen', False) and not trainable:
             fixed += (f'{name}.',)
     return [k for k in model.state_dict() if k.startswith(fixed)]
 
-# %% ../../nbs/training/45_checkpoint.ipynb #f358764c
+# %% ../../nbs/training/45_checkpoint.ipynb #6960b13c
 class Checkpointer(StatefulCallback):
     "Save `last`, and `best` by held-out loss, in a run folder; with several processes only the main one saves"
 
@@ -43,9 +44,11 @@ class Checkpointer(StatefulCallback):
 
     def where(self) -> str:
         "Describe the last checkpoint, for messages"
-        if steps := self.folder.saved():
+        steps = self.folder.saved()
+        best = self.folder / 'best'
+        if steps:
             return f'; the last checkpoint is that of step {steps[-1]} in {self.folder.path}'
-        return f'; the only checkpoint is {self.folder / "best"}' if (self.folder / 'best').is_dir() else ''
+        return f'; the only checkpoint is {best}' if best.is_dir() else ''
 
     def save(self, best: bool = False) -> None:
         "Save the current state as `last`, and also as `best` if it is the best"
@@ -68,9 +71,10 @@ class Checkpointer(StatefulCallback):
 
     def after_batch(self) -> None:
         s = self.learn.train_state
+        due = self.every and s.step % self.every == 0 and s.step > self.at
         # otherwise `after_epoch` will save
-        within = s.batch % len(self.dls.train) and s.batch < s.total
-        if self.training and self.every and s.step % self.every == 0 and s.step > self.at and within:
+        within_epoch = s.batch % len(self.dls.train) and s.batch < s.total
+        if self.training and due and within_epoch:
             self.save()
 
     def after_epoch(self) -> None:

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['GlobalMeanLoss', 'EpochLoss', 'BaseCallback', 'StatefulCallback', 'GradientAccumulation', 'MicroBatchLoader',
-           'TrainState', 'BatchSlice', 'StopAtStep', 'by_steps', 'is_training', 'stop_fit', 'PictureView',
-           'BatchLearner', 'learner', 'training_state', 'load_training_state']
+           'TrainState', 'BatchSlice', 'StopAtStep', 'by_steps', 'is_training', 'stop_fit', 'BatchLearner', 'learner',
+           'PictureView', 'training_state', 'load_training_state']
 
 # %% ../../nbs/training/30_learner.ipynb #2018124c
 import inspect
@@ -43,6 +43,17 @@ from .distributed import Dist, current_dist
 from .loss_terms import combine_terms
 
 # %% ../../nbs/training/30_learner.ipynb #3f8fab9c
+def _term_sums(terms):
+    "Return total and count (2,) and weighted total () of each `LossTerm` by name, without gradient"
+    sums = {}
+    weighted = {}
+    for name, (weight, total, count) in terms.items():
+        count = torch.as_tensor(count, device=total.device).double()
+        sums[name] = torch.stack([total.detach().double(), count])
+        weighted[name] = (weight * total).detach().double()
+    return sums, weighted
+
+# %% ../../nbs/training/30_learner.ipynb #5043381b
 class GlobalMeanLoss:
     "Turn a loss that returns `(total, count)`, or several by name, into the scalar to minimise"
 
@@ -73,8 +84,12 @@ class GlobalMeanLoss:
         count = torch.as_tensor(count, device=total.device).detach().float()
         self.total = total.detach()
         self.count = count
-        alone = self.dist.world_size == 1
-        self.whole_total, self.whole, self.samples = (self.total, count, None) if alone else self._sum(find_bs(batch))
+        if self.dist.world_size == 1:
+            self.whole_total = self.total
+            self.whole = count
+            self.samples = None
+        else:
+            self.whole_total, self.whole, self.samples = self._sum(find_bs(batch))
         return total * self.dist.world_size / torch.where(self.whole > 0, self.whole, 1.0)
 
     def counted(
@@ -84,22 +99,20 @@ class GlobalMeanLoss:
     ) -> tuple:  # Total () and count () of this process
         "Compute the loss, with its terms combined"
         shared = self.dist.world_size > 1 and 'dist' in inspect.signature(self.loss).parameters
-        got = self.loss(out, batch, dist=self.dist) if shared else self.loss(out, batch)
+        result = self.loss(out, batch, dist=self.dist) if shared else self.loss(out, batch)
         self.terms = {}
         self.weighted = {}
-        if isinstance(got, dict):
-            self.weighted = {k: (w * t).detach().double() for k, (w, t, _) in got.items()}
-            self.terms = {
-                k: torch.stack([t.detach().double(), torch.as_tensor(n, device=t.device).double()])
-                for k, (_, t, n) in got.items()
-            }
-            got = combine_terms(got, self.dist, batch.get('counts') if isinstance(batch, dict) else None)
-        if not (isinstance(got, tuple) and len(got) == 2):
+        if isinstance(result, dict):
+            self.terms, self.weighted = _term_sums(result)
+            whole_counts = batch.get('counts') if isinstance(batch, dict) else None
+            result = combine_terms(result, self.dist, whole_counts)
+        if not (isinstance(result, tuple) and len(result) == 2):
+            name = getattr(self.loss, '__name__', self.loss)
             raise ValueError(
-                f'{getattr(self.loss, "__name__", self.loss)}: a loss must return (total, count), the sum over samples '
-                f'and their number, or {{name: LossTerm}}; this one returned {type(got).__name__}'
+                f'{name}: a loss must return (total, count), the sum over samples and their number, '
+                f'or {{name: LossTerm}}; this one returned {type(result).__name__}'
             )
-        return got
+        return result
 
     @property
     def rows(self) -> torch.Tensor:
@@ -108,19 +121,11 @@ class GlobalMeanLoss:
 
     def _sum(self, samples):
         "Sum total, count, samples and terms over all processes, in one operation"
-        own = torch.stack(
-            [
-                self.total.double(),
-                self.count.double(),
-                self.total.new_tensor(samples).double(),
-                self.total.new_tensor(self.flag).double(),
-                *self.weighted.values(),
-            ]
-        )
+        numbers = [self.total, self.count, self.total.new_tensor(samples), self.total.new_tensor(self.flag)]
+        own = torch.stack([*(x.double() for x in numbers), *self.weighted.values()])
+        sums = self.dist.sum(torch.cat([own, *self.terms.values()]))
         n = len(self.terms)
-        (total, count, samples, self.flagged, *weighted), *terms = self.dist.sum(
-            torch.cat([own, *self.terms.values()])
-        ).split([4 + n] + [2] * n)
+        (total, count, samples, self.flagged, *weighted), *terms = sums.split([4 + n] + [2] * n)
         self.weighted = dict(zip(self.weighted, weighted))
         self.terms = dict(zip(self.terms, terms))
         return total, count.float(), samples
@@ -152,7 +157,11 @@ class EpochLoss(Metric):
         "Return total / count, `None` if nothing was counted"
         if not isinstance(self.sums, torch.Tensor):
             return None
-        totals, counts = (self.weighted, self.sums[1:, 1]) if self.names else self.sums[:1].unbind(1)
+        if self.names:
+            totals = self.weighted
+            counts = self.sums[1:, 1]
+        else:
+            totals, counts = self.sums[:1].unbind(1)
         some = counts > 0
         return (totals[some] / counts[some]).sum().item() if some.any() else None
 
@@ -161,18 +170,6 @@ class EpochLoss(Metric):
         "Return total / count of each term by name, where something was counted"
         rows = self.sums[1:].tolist() if isinstance(self.sums, torch.Tensor) else ()
         return {k: total / count for k, (total, count) in zip(self.names, rows) if count}
-
-
-class _Smooth(AvgSmoothLoss):
-    "fastai's smoothed loss, kept on the device: reading it in every step would force a synchronisation"
-
-    def accumulate(self, learn):
-        if learn.bad:
-            return
-        l = learn.loss_func
-        loss = (l.whole_total / l.whole.clamp(min=1e-12)).float()
-        self.count += 1
-        self.val = torch.lerp(loss, self.val.to(loss), self.beta)
 
 # %% ../../nbs/training/30_learner.ipynb #ed07912b
 class BaseCallback(Callback):
@@ -187,7 +184,7 @@ class BaseCallback(Callback):
     before_batch = after_pred = after_loss = before_backward = after_backward = _nothing
     before_step = after_step = after_batch = _nothing
 
-
+# %% ../../nbs/training/30_learner.ipynb #d6f647a8
 class StatefulCallback(BaseCallback):
     "A callback whose attributes in `_keep` are part of the training state"
 
@@ -202,7 +199,7 @@ class StatefulCallback(BaseCallback):
         for k in self._keep:
             setattr(self, k, state[k])
 
-# %% ../../nbs/training/30_learner.ipynb #d6f647a8
+# %% ../../nbs/training/30_learner.ipynb #402aa8a5
 class GradientAccumulation(StatefulCallback):
     """Callback that makes one optimiser step for `n` batches, as if they were one
 
@@ -234,11 +231,12 @@ class GradientAccumulation(StatefulCallback):
     def after_loss(self) -> None:
         "Rescale the loss as if divided by the count of the window's first batch, and add the counts"
         whole = self.loss_func.whole
+        divisor = torch.where(whole > 0, whole, 1.0)
         if self.micro == 0:
-            self.opening = torch.where(whole > 0, whole, 1.0)
+            self.opening = divisor
             self.counts = torch.zeros_like(whole)
         else:
-            self.learn.loss_grad = self.loss_grad * (torch.where(whole > 0, whole, 1.0) / self.opening.to(whole))
+            self.learn.loss_grad = self.loss_grad * (divisor / self.opening.to(whole))
         self.counts = self.counts.to(whole) + whole
         self.micro += 1
 
@@ -303,13 +301,16 @@ class MicroBatchLoader:
         if self.counts is None or self.parts == 1:
             return {}
         each = [self.counts(p) for p in micro_batches]
-        return {} if each[0] is None else dict(counts={k: sum(c[k] for c in each) for k in each[0]})
+        if each[0] is None:
+            return {}
+        return dict(counts={name: sum(c[name] for c in each) for name in each[0]})
 
 # %% ../../nbs/training/30_learner.ipynb #64cee440
 def _of_height(sums, rows):
+    "Append rows of zeros: a loss may have more terms than before"
     return torch.nn.functional.pad(sums, (0, 0, 0, rows - len(sums)))
 
-# %% ../../nbs/training/30_learner.ipynb #64cee442
+
 class TrainState(StatefulCallback):
     """The progress of training, counted over all fits
 
@@ -376,74 +377,6 @@ class TrainState(StatefulCallback):
         mark = _of_height(self.mark if mark is None else mark, len(self.sums))
         return (self.sums - mark.to(self.sums.device)).tolist()
 
-# %% ../../nbs/training/30_learner.ipynb #3de28a33
-class BatchSlice:
-    "`n` batches of a loader, after the first `skip`"
-
-    def __init__(self, dl, n: int, skip: int = 0):
-        self.dl = dl
-        self.n = n
-        self.skip = skip
-
-    def __len__(self):
-        return self.n
-
-    def __iter__(self):
-        return islice(iter(self.dl), self.skip, self.skip + self.n)
-
-    def __getattr__(self, k):
-        return getattr(self.__dict__['dl'], k)
-
-
-class StopAtStep(BaseCallback):
-    "Stop after exactly `batches` training batches, counted from the first fit"
-
-    name = 'stop_at'
-    order = -8
-    run_valid = False
-
-    def __init__(
-        self,
-        batches: int,  # Total number of batches
-    ):
-        self.total = batches
-
-    def before_train(self) -> None:
-        "Shorten this epoch to the remaining batches, or to its validation only"
-        if self.learn.train_state.due(self.total):
-            raise CancelTrainException()
-        dl = self.dls.train
-        done = self.learn.train_state.batch
-        per = len(self.dls.train)
-        start = done % per
-        n = min(per - start, self.total - done)
-        self.learn.dl = (
-            BatchSlice(dl.seek(done // per, start), n) if hasattr(dl, 'seek') else BatchSlice(dl, n, skip=start)
-        )
-
-# %% ../../nbs/training/30_learner.ipynb #9faf99e3
-def by_steps(
-    learn: Learner,  # A learner in a fit
-) -> bool:
-    "Tell whether the fit is one of `fit_steps`, which uses the recipe's schedule"
-    return hasattr(learn, 'stop_at')
-
-
-def is_training(learn: Learner) -> bool:
-    "Tell whether `learn` is in a fit that trains, not validating, predicting or searching for a learning rate"
-    return learn.fitting and not hasattr(learn, 'lr_finder')
-
-
-def stop_fit(
-    learn: Learner,  # A learner in training
-    error: Exception,  # The error that the fit will raise
-) -> None:
-    "End the fit cleanly and let it raise `error`, whose message fastai would change"
-    if not learn.fitting:
-        raise error
-    learn.trouble = error
-    raise CancelFitException()
-
 # %% ../../nbs/training/30_learner.ipynb #9faf99e4
 @patch
 def before_fit(self: TrainState) -> None:
@@ -496,7 +429,7 @@ def after_batch(self: TrainState) -> None:
         return
     self.sums = _of_height(self.sums.to(l.total.device), 1 + len(l.terms)) + l.rows
 
-
+# %% ../../nbs/training/30_learner.ipynb #85b12cc7
 @patch
 def after_train(self: TrainState) -> None:
     if self.begun:
@@ -520,61 +453,76 @@ def on_exit(self: TrainState) -> None:
     self.seconds = self.elapsed
     self.since = None
 
-# %% ../../nbs/training/30_learner.ipynb #85b12cc7
-def _no_training(*args, **kw):
-    raise ValueError(
-        'an exported learner predicts; to train it further, make a learner and `load` its weights, or resume the run'
-    )
+# %% ../../nbs/training/30_learner.ipynb #437a9460
+class BatchSlice:
+    "`n` batches of a loader, after the first `skip`"
 
+    def __init__(self, dl, n: int, skip: int = 0):
+        self.dl = dl
+        self.n = n
+        self.skip = skip
 
-class PictureView:
-    "The part of its loaders that an exported learner keeps: preprocessing of images, and the tokenizer"
+    def __len__(self):
+        return self.n
+
+    def __iter__(self):
+        return islice(iter(self.dl), self.skip, self.skip + self.n)
+
+    def __getattr__(self, k):
+        return getattr(self.__dict__['dl'], k)
+
+# %% ../../nbs/training/30_learner.ipynb #ff89a116
+class StopAtStep(BaseCallback):
+    "Stop after exactly `batches` training batches, counted from the first fit"
+
+    name = 'stop_at'
+    order = -8
+    run_valid = False
 
     def __init__(
         self,
-        dl,  # The validation loader
+        batches: int,  # Total number of batches
     ):
-        self.view = dl.aug
-        self.side = dl.source.size
-        self.tokenizer = dl.tokenizer
+        self.total = batches
 
-    def cpu(self) -> 'PictureView':
-        return self
+    def before_train(self) -> None:
+        "Shorten this epoch to the remaining batches, or to its validation only"
+        if self.learn.train_state.due(self.total):
+            raise CancelTrainException()
+        dl = self.dls.train
+        done = self.learn.train_state.batch
+        per_epoch = len(self.dls.train)
+        start = done % per_epoch
+        n = min(per_epoch - start, self.total - done)
+        if hasattr(dl, 'seek'):
+            self.learn.dl = BatchSlice(dl.seek(done // per_epoch, start), n)
+        else:
+            self.learn.dl = BatchSlice(dl, n, skip=start)
 
-    def batch(
-        self,
-        images: list,  # Paths, PIL images or uint8 arrays (h,w,3)
-    ) -> dict:  # `images`, prepared as in validation (b,3,s,s)
-        "Prepare a batch of images"
-        squares = [fit_square(self.image(i), self.side) for i in images]
-        pixels = torch.from_numpy(np.stack([a for a, _ in squares])).permute(0, 3, 1, 2)
-        hw = torch.tensor([h for _, h in squares])
-        return dict(images=self.view(dict(images=pixels, hw=hw), ('use',))['images'])
+# %% ../../nbs/training/30_learner.ipynb #9faf99e3
+def by_steps(
+    learn: Learner,  # A learner in a fit
+) -> bool:
+    "Tell whether the fit is one of `fit_steps`, which uses the recipe's schedule"
+    return hasattr(learn, 'stop_at')
 
-    def image(self, image: FilePath | Image.Image | np.ndarray | torch.Tensor) -> Image.Image:
-        "Convert an image to a PIL image"
-        if isinstance(image, (str, Path)):
-            return open_image(image, self.side)
-        if isinstance(image, Image.Image):
-            return ImageOps.exif_transpose(image).convert('RGB')
-        if getattr(image, 'dtype', None) in (np.uint8, torch.uint8):
-            return Image.fromarray(np.ascontiguousarray(to_hwc(image)))
-        raise ValueError(
-            f'predict needs a batch (a dict of tensors) or an image: a path, a PIL image or a uint8 '
-            f'array (h,w,3), not {type(image).__name__}'
-        )
 
-    def _gone(self):
-        raise ValueError(
-            'an exported learner has no data: pass a loader, as in `get_preds(dl=...)` or `validate(dl=...)`'
-        )
+def is_training(learn: Learner) -> bool:
+    "Tell whether `learn` is in a fit that trains, not validating, predicting or searching for a learning rate"
+    return learn.fitting and not hasattr(learn, 'lr_finder')
 
-    def __getitem__(self, i):
-        self._gone()
 
-    train = valid = loaders = property(_gone)
+def stop_fit(
+    learn: Learner,  # A learner in training
+    error: Exception,  # The error that the fit will raise
+) -> None:
+    "End the fit cleanly and let it raise `error`, whose message fastai would change"
+    if not learn.fitting:
+        raise error
+    learn.trouble = error
+    raise CancelFitException()
 
-# %% ../../nbs/training/30_learner.ipynb #437a9460
+# %% ../../nbs/training/30_learner.ipynb #db38523c
 class BatchLearner(Learner):
     """fastai's Learner for batches that are dicts and losses that return `(total, count)`
 
@@ -629,25 +577,29 @@ class BatchLearner(Learner):
         if self.trouble:
             raise self.trouble
 
-    def fit_steps(
-        self,
-        steps: int,  # Total number of optimiser steps, counted from the first fit
-        cbs: list | tuple = (),  # Callbacks for this fit only, such as an `LRScheduler`
-    ) -> None:
-        "Train until `steps` steps are done, from where the last fit stopped; the last epoch is always validated"
-        total = steps * self.accumulate.n
-        per = len(self.dls.train)
-        done = self.train_state.batch
-        due = self.train_state.due(total)
-        if steps < self.train_state.step:
-            raise ValueError(f'steps must be at least the {self.train_state.step} already done, not {steps}')
-        if steps == self.train_state.step and not due:
-            return
-        epochs = -(-total // per) - done // per + (due and done % per == 0)
-        with self.added_cbs([StopAtStep(total), *cbs]):
-            self.fit(epochs)
+# %% ../../nbs/training/30_learner.ipynb #1b68037c
+@patch
+def fit_steps(
+    self: BatchLearner,
+    steps: int,  # Total number of optimiser steps, counted from the first fit
+    cbs: list | tuple = (),  # Callbacks for this fit only, such as an `LRScheduler`
+) -> None:
+    "Train until `steps` steps are done, from where the last fit stopped; the last epoch is always validated"
+    total = steps * self.accumulate.n
+    per_epoch = len(self.dls.train)
+    done = self.train_state.batch
+    due = self.train_state.due(total)
+    if steps < self.train_state.step:
+        raise ValueError(f'steps must be at least the {self.train_state.step} already done, not {steps}')
+    if steps == self.train_state.step and not due:
+        return
+    epochs = math.ceil(total / per_epoch) - done // per_epoch
+    if due and done % per_epoch == 0:  # the finished epoch is entered again, for its validation only
+        epochs += 1
+    with self.added_cbs([StopAtStep(total), *cbs]):
+        self.fit(epochs)
 
-# %% ../../nbs/training/30_learner.ipynb #ff89a116
+# %% ../../nbs/training/30_learner.ipynb #b23ed7d0
 class _Wrapped(OptimWrapper):
     def __repr__(self):
         return repr(self.opt).split('\n')[0]
@@ -661,13 +613,26 @@ class _Gathered(BaseCallback):
             self.learn.pred = {**self.pred, 'row': torch.arange(find_bs(self.xb))}
 
 
+class _Smooth(AvgSmoothLoss):
+    "fastai's smoothed loss, kept on the device: reading it in every step would force a synchronisation"
+
+    def accumulate(self, learn):
+        if learn.bad:
+            return
+        l = learn.loss_func
+        loss = (l.whole_total / l.whole.clamp(min=1e-12)).float()
+        self.count += 1
+        self.val = torch.lerp(loss, self.val.to(loss), self.beta)
+
+
 def _recorder():
+    "Make the recorder, with both losses as sums of totals over sums of counts"
     rec = Recorder()
     rec.loss = EpochLoss()
     rec.smooth_loss = _Smooth()
     return rec
 
-
+# %% ../../nbs/training/30_learner.ipynb #868974aa
 def _counting(dls, model, counts):
     "Make loaders like `dls` that count the terms of the loss before a batch is split"
     train = dls.train
@@ -723,6 +688,54 @@ def learner(
     return learn
 
 # %% ../../nbs/training/30_learner.ipynb #e7c33093
+class PictureView:
+    "The part of its loaders that an exported learner keeps: preprocessing of images, and the tokenizer"
+
+    def __init__(
+        self,
+        dl,  # The validation loader
+    ):
+        self.view = dl.aug
+        self.side = dl.source.size
+        self.tokenizer = dl.tokenizer
+
+    def cpu(self) -> 'PictureView':
+        return self
+
+    def batch(
+        self,
+        images: list,  # Paths, PIL images or uint8 arrays (h,w,3)
+    ) -> dict:  # `images`, prepared as in validation (b,3,s,s)
+        "Prepare a batch of images"
+        squares = [fit_square(self.image(i), self.side) for i in images]
+        pixels = torch.from_numpy(np.stack([a for a, _ in squares])).permute(0, 3, 1, 2)
+        hw = torch.tensor([h for _, h in squares])
+        return dict(images=self.view(dict(images=pixels, hw=hw), ('use',))['images'])
+
+    def image(self, image: FilePath | Image.Image | np.ndarray | torch.Tensor) -> Image.Image:
+        "Convert an image to a PIL image"
+        if isinstance(image, (str, Path)):
+            return open_image(image, self.side)
+        if isinstance(image, Image.Image):
+            return ImageOps.exif_transpose(image).convert('RGB')
+        if getattr(image, 'dtype', None) in (np.uint8, torch.uint8):
+            return Image.fromarray(np.ascontiguousarray(to_hwc(image)))
+        raise ValueError(
+            f'predict needs a batch (a dict of tensors) or an image: a path, a PIL image or a uint8 '
+            f'array (h,w,3), not {type(image).__name__}'
+        )
+
+    def _gone(self):
+        raise ValueError(
+            'an exported learner has no data: pass a loader, as in `get_preds(dl=...)` or `validate(dl=...)`'
+        )
+
+    def __getitem__(self, i):
+        self._gone()
+
+    train = valid = loaders = property(_gone)
+
+# %% ../../nbs/training/30_learner.ipynb #2c7ebbdc
 def _view(dls):
     "Return the preprocessing of validation images in `dls`"
     if isinstance(dls, PictureView):
@@ -735,7 +748,7 @@ def _view(dls):
         )
     return PictureView(dl)
 
-
+# %% ../../nbs/training/30_learner.ipynb #5a4620b8
 def _of_picture(m, capabilities, images, tokenizer):
     "Return the outputs of a model for one image (1,3,h,w) without a caption"
     can = capabilities(m)
@@ -793,6 +806,12 @@ def predict(
     return (batch, out) if with_input else out
 
 # %% ../../nbs/training/30_learner.ipynb #0abfeb70
+def _no_training(*args, **kw):
+    raise ValueError(
+        'an exported learner predicts; to train it further, make a learner and `load` its weights, or resume the run'
+    )
+
+
 @patch
 def export(
     self: BatchLearner,

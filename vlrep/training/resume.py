@@ -19,7 +19,7 @@ from .learner import load_training_state
 from .logging import cut_log
 from .run_folder import Run, load_weights
 
-# %% ../../nbs/training/60_resume.ipynb #68dba6cc
+# %% ../../nbs/training/60_resume.ipynb #ad819bac
 def _cut_lines(path, step):
     "Keep the JSON lines up to `step`"
     if not path.is_file():
@@ -46,7 +46,7 @@ def _rewind(run, step):
         if s > step:
             shutil.rmtree(run / f'steps/{s:06d}')
 
-
+# %% ../../nbs/training/60_resume.ipynb #9392c95c
 def _regroup(learn):
     "Recount batches as if all steps had used the current batch size and accumulation"
     s = learn.train_state
@@ -56,7 +56,28 @@ def _regroup(learn):
     learn.accumulate.micro = 0
     learn.opt.zero_grad()
 
-# %% ../../nbs/training/60_resume.ipynb #260b2196
+# %% ../../nbs/training/60_resume.ipynb #271d5c7b
+def _load(learn, run, folder):
+    "Load the checkpoint in `folder` into `learn`"
+    w = load_weights(folder / 'model.safetensors')
+    state = read_pickle(folder / 'state.pt')
+    if not isinstance(state, dict) or 'training' not in state:
+        raise ValueError(f'{folder / "state.pt"}: contains no training state')
+    try:
+        learn.model.load_state_dict(w)
+    except RuntimeError as e:
+        raise ValueError(
+            f'{folder / "model.safetensors"}: the weights of a different model ({" ".join(str(e).split())[:200]})'
+        ) from None
+    if learn.dist.is_main and not run.saved():
+        # the process was killed in its first save, whose state is that of the best checkpoint
+        run.save('last', w, state, frozen_weights(learn.model))
+    try:
+        load_training_state(learn, state['training'])
+    except (ValueError, KeyError, TypeError) as e:
+        raise ValueError(f'{folder / "state.pt"}: does not fit ({e})') from None
+
+# %% ../../nbs/training/60_resume.ipynb #2623b089
 def resume(
     learn: 'Learner',  # Made in the same way as the stopped learner
     run: Run,  # Its folder, from `Run.reopen`
@@ -78,29 +99,17 @@ def resume(
                 shutil.rmtree(run / 'best', ignore_errors=True)
         return step
 
-
-def _load(learn, run, folder):
-    "Load the checkpoint in `folder` into `learn`"
-    w = load_weights(folder / 'model.safetensors')
-    state = read_pickle(folder / 'state.pt')
-    if not isinstance(state, dict) or 'training' not in state:
-        raise ValueError(f'{folder / "state.pt"}: contains no training state')
-    try:
-        learn.model.load_state_dict(w)
-    except RuntimeError as e:
-        raise ValueError(
-            f'{folder / "model.safetensors"}: the weights of a different model ({" ".join(str(e).split())[:200]})'
-        ) from None
-    if learn.dist.is_main and not run.saved():
-        # the process was killed in its first save, whose state is that of the best checkpoint
-        run.save('last', w, state, frozen_weights(learn.model))
-    try:
-        load_training_state(learn, state['training'])
-    except (ValueError, KeyError, TypeError) as e:
-        raise ValueError(f'{folder / "state.pt"}: does not fit ({e})') from None
-
 # %% ../../nbs/training/60_resume.ipynb #6100ca5c
 _MATTER = 'vlrep torch torchvision numpy pillow sentencepiece machine'.split()
+
+
+def _flat(facts, name=''):
+    "Yield name and value of each fact that matters, also of those in nested dicts"
+    for k, v in facts.items():
+        if isinstance(v, dict):
+            yield from _flat(v, '' if k == 'recipe' else k)
+        elif name != 'versions' or k in _MATTER:
+            yield f'{name} {k}'.strip(), list(v) if isinstance(v, tuple) else v
 
 
 def differences(
@@ -108,14 +117,6 @@ def differences(
     now: dict,  # Current facts, when the run is resumed
 ) -> list:  # A line for each fact that differs
     "Compare the facts that determine the results of a run; versions of other packages are ignored"
-
-    def flat(d, name=''):
-        for k, v in d.items():
-            if isinstance(v, dict):
-                yield from flat(v, k if k != 'recipe' else '')
-            elif name != 'versions' or k in _MATTER:
-                yield (f'{name} {k}'.strip(), list(v) if isinstance(v, tuple) else v)
-
-    a = dict(flat(was))
-    b = dict(flat(now))
+    a = dict(_flat(was))
+    b = dict(_flat(now))
     return [f'{k}: was {a.get(k)!r}, now {b.get(k)!r}' for k in {**a, **b} if a.get(k) != b.get(k)]
