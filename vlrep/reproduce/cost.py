@@ -44,7 +44,7 @@ def _row_of(run, rows):
     "Find the measurement of a network; None if there is none"
     return next((row for row in rows if _key(run).items() <= row.items()), None)
 
-
+# %% ../../nbs/reproduce/45_cost.ipynb #8dee712c
 def measure_costs(
     plan: PaperPlan,  # The plan
     places: Places,  # `root` contains the data, or imitations
@@ -82,7 +82,7 @@ def measure_costs(
         write_json(file, dict(device=device, versions=versions(), rows=rows))
     return rows
 
-
+# %% ../../nbs/reproduce/45_cost.ipynb #4b3fa76b
 def read_costs(
     file: FilePath,  # From `measure_costs`
 ) -> list[dict]:  # Its rows
@@ -103,7 +103,7 @@ class Estimate:
     def __add__(self, other):
         return Estimate(*(getattr(self, k) + getattr(other, k) for k in ('hours', 'low', 'high', 'disk')))
 
-
+# %% ../../nbs/reproduce/45_cost.ipynb #e55e36cd
 _KEPT = 4  # Checkpoints of a run: the best one and the last three
 _FORWARD = 1 / 3  # Fraction of the cost of a training step
 
@@ -131,7 +131,7 @@ def command_views(
     evaluation = plan.evaluation(command.evaluation)
     return _task_views(evaluation, recipe.size) if evaluation.task else evaluation.views * _FORWARD
 
-
+# %% ../../nbs/reproduce/45_cost.ipynb #54580a16
 def estimate(
     plan: PaperPlan,  # The plan
     command: PlannedCommand,  # One of its commands

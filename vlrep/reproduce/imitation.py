@@ -88,12 +88,7 @@ def _outline(mask):
     right = [(x + 1, y) for row, _, x in points for y in (row, row + 1)]
     return [float(v) for point in [*left, *right[::-1]] for v in point]
 
-
-def _segmentation(mask, crowd):
-    "Encode the mask of an object in COCO's format"
-    return dict(size=list(mask.shape), counts=_run_lengths(mask)) if crowd else [_outline(mask)]
-
-
+# %% ../../nbs/reproduce/30_imitation.ipynb #af00f0e6
 def _write_objects(root, split, photos, first):
     "Write photos with captions, boxes and masks in COCO's layout; photos are numbered from `first`"
     for r in photos[::10]:
@@ -108,11 +103,15 @@ def _write_objects(root, split, photos, first):
             r['image_id'] += first - 1
         if kind == 'instances':
             for a, mask in zip(tables['annotations'], (_filled(m) for r in photos for m in r.masks)):
-                a |= dict(segmentation=_segmentation(mask, a['iscrowd']), area=float(mask.sum()))
+                if a['iscrowd']:
+                    a['segmentation'] = dict(size=list(mask.shape), counts=_run_lengths(mask))
+                else:
+                    a['segmentation'] = [_outline(mask)]
+                a['area'] = float(mask.sum())
         write_json(path, tables)
     return tables
 
-
+# %% ../../nbs/reproduce/30_imitation.ipynb #d32350d0
 def _write_lvis(path, split, tables):
     "Write the objects of COCO in the format of LVIS 0.5: each image also names some categories that it lacks"
     objects = [a for a in tables['annotations'] if not a['iscrowd']]
@@ -140,11 +139,6 @@ def _write_karpathy(path, rows):
     write_json(path, dict(images=images, dataset=path.stem.removeprefix('dataset_')))
 
 
-def _write_narratives(path, photos, dataset_id):
-    "Write the narratives of COCO's photos, which exist already"
-    _write_lines(path, [json.dumps(r.narrative.line(int(r.id), dataset_id)) for r in photos])
-
-
 def _write_coco(root, train, test):
     parts = dict(train2017=('train', train, 1), val2017=('val', test, 1 + train))
     rows = []
@@ -153,7 +147,8 @@ def _write_coco(root, train, test):
         tables = _write_objects(root, split, photos, first)
         _write_lvis(root / f'lvis_v0.5_{part}.json', split, tables)
         if part == 'train':
-            _write_narratives(root / 'coco_train_localized_narratives-00000-of-00001.jsonl', photos, 'mscoco_train2017')
+            narratives = [json.dumps(r.narrative.line(int(r.id), 'mscoco_train2017')) for r in photos]
+            _write_lines(root / 'coco_train_localized_narratives-00000-of-00001.jsonl', narratives)
         turns = ('train', 'train', 'train', 'restval') if part == 'train' else ('val', 'test')
         for own, r in zip(cycle(turns), photos):
             old = 'train2014' if own == 'train' else 'val2014'
@@ -189,7 +184,7 @@ def _classes(photos):
     label[order] = np.arange(len(photos)) * len(SETTINGS) // len(photos)
     return label.tolist()
 
-
+# %% ../../nbs/reproduce/30_imitation.ipynb #3bf866c5
 def _write_imagenet(root, train, test):
     for part, n, form in ('train', train, '{0}_{1}'), ('val', test, 'ILSVRC2012_val_{1:08d}'):
         photos = _photos('imagenet', part, n)
@@ -219,11 +214,11 @@ def _write_inaturalist(root, train, test):
         annotations = [dict(id=k, image_id=k, category_id=c) for k, c in enumerate(labels, first)]
         write_json(root / f'{part}2018.json', dict(images=images, annotations=annotations, categories=categories))
 
-
-def _single_things(each=4):
-    "Make photos of single objects, at most `each` of a category; return also category numbers, and which are unseen"
+# %% ../../nbs/reproduce/30_imitation.ipynb #3feac45f
+def _single_things():
+    "Make photos of single objects, at most four of a category; return also category numbers, and which are unseen"
     bench = world_zeroshot(300, _SIDES[0])
-    rows = [i for j in range(len(CATEGORIES)) for i in np.flatnonzero(bench.label == j)[:each]]
+    rows = [i for j in range(len(CATEGORIES)) for i in np.flatnonzero(bench.label == j)[:4]]
     return [_photo(bench.images[i], f'{k:04d}') for k, i in enumerate(rows, 1)], bench.label[rows], bench.unseen
 
 
@@ -276,7 +271,7 @@ def _write_visual_genome(root, train, test):
 def _write_conceptual_captions(root, train, test):
     write_conceptual_captions(_photos('conceptual_captions', 'train', train), root, named=False)
 
-
+# %% ../../nbs/reproduce/30_imitation.ipynb #6c7927ba
 def _narrated(data, folder, form, dataset_id):
     "Make a writer of Localized Narratives with their photos"
 
@@ -286,7 +281,7 @@ def _narrated(data, folder, form, dataset_id):
 
     return written
 
-
+# %% ../../nbs/reproduce/30_imitation.ipynb #8d8f336a
 def _with_parts(write, data, annotation):
     "Make a writer of a task with three parts"
 
@@ -345,7 +340,7 @@ def _write_features(root, sources):
         np.save(root / f'{name}.npy', r.standard_normal((_REGIONS, 2048), np.float32))
         np.save(root / f'{name}_info.npy', info)
 
-
+# %% ../../nbs/reproduce/30_imitation.ipynb #822e996f
 _NETWORKS = {  # File -> prefix of the names in its network
     'resnet50-0676ba61.pth': '',
     'wide_resnet50_2-95faca4d.pth': '',
@@ -377,7 +372,7 @@ def _write_weights(root, train, test):
     config = BertConfig(len(tokenizer), width=48, depth=2, heads=4, pad=tokenizer.pad)
     save_bert(Bert(config), root / 'bert-base-uncased', tokenizer)
 
-
+# %% ../../nbs/reproduce/30_imitation.ipynb #b63b95f6
 def _write_paraphrases(root, train, test):
     lines = [
         dict(image=f'{r.id}.jpg', caption_index=k, caption=c, paraphrases=[dict(via='de', text=p)])
@@ -410,6 +405,8 @@ _WRITERS = dict(
     paraphrases=_write_paraphrases,
 )
 IMITATIONS = *_WRITERS, *_FEATURES
+
+# %% ../../nbs/reproduce/30_imitation.ipynb #a3931933
 _SIGN = 'imitation.json'  # Marks each folder that is an imitation
 
 
