@@ -44,7 +44,7 @@ def resolve(
         raise ValueError(f'{ref}: {module} has no {name}')
     return getattr(found, name)
 
-
+# %% ../../nbs/core/05_registry.ipynb #068d0e4d
 class Lazy:
     """A field of a dataclass that may be given as a reference `'module:name'`
 
@@ -161,7 +161,7 @@ def load_plugins() -> None:
         if e.value not in _plugins:
             _plugins[e.value] = e.load()
 
-
+# %% ../../nbs/core/05_registry.ipynb #648ec6fd
 class _PluginLoader(importlib.machinery.SourceFileLoader):
     "Compile the source each time: Python would take the bytecode of a file that changed within the same second"
 
@@ -197,7 +197,7 @@ def load_plugin(
     _plugins[path] = module
     return module
 
-
+# %% ../../nbs/core/05_registry.ipynb #700a1f7d
 def plugin_files() -> list:  # Paths as text
     "List the files that `load_plugin` has imported"
     return [str(p) for p in _plugins if isinstance(p, Path)]

@@ -116,7 +116,7 @@ def recipe_dict(
     "Return the fields of `recipe` as plain values, tuples as lists"
     return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(recipe).items()}
 
-
+# %% ../../nbs/experiments/10_config.ipynb #50a1f1a7
 def recipe_from_dict(
     cls: type,  # The dataclass
     d: dict,  # From `recipe_dict`

@@ -80,7 +80,7 @@ def _log(run, log):
         log(f'{e}; how the training ended is unknown')
         return []
 
-
+# %% ../../nbs/experiments/40_evaluate_trained.ipynb #65ed45f9
 def _of_training(run, recipe, splits, learn, log):
     "Collect numbers of the training itself, and the unreadable images (id -> reason)"
     model = learn.model
@@ -110,7 +110,7 @@ def _of_training(run, recipe, splits, learn, log):
             log(d.corrupt_report())
     return num, {d.source.ids[r]: why for d in dls for r, why in d.corrupt.items()}
 
-
+# %% ../../nbs/experiments/40_evaluate_trained.ipynb #3ee77073
 def _weights_of(info, log):
     "Return the file of a run's initial weights, if it exists and has not changed"
     path = info.get('weights_file')
@@ -135,13 +135,13 @@ def _figures(context, samples):
     return shown
 
 
-def _neighbours(context, before, run, maximum=1000):
+def _neighbours(context, before, run):
     "Find nearest neighbours among held-out images, before and after training"
     m = context.model
     recipe = context.recipe
     info = context.info
     splits = context.splits
-    few = splits['test'].subset(range(min(len(splits['test']), maximum)))
+    few = splits['test'].subset(range(min(len(splits['test']), 1000)))
     if len(few) < 2 or 'backbone' not in m.capabilities:
         return {}
     if not before:

@@ -40,7 +40,7 @@ def trusted_run(
     check_plugins(run.path, run.info.get('plugins', []))
     return run
 
-
+# %% ../../nbs/experiments/36_load_run.ipynb #5bb14385
 def method_of(
     run: Run,  # From `open_run_folder`
 ) -> Method:

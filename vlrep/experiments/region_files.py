@@ -181,13 +181,6 @@ def tensors_digest(
     return h.hexdigest()[:16]
 
 # %% ../../nbs/experiments/72_region_files.ipynb #67720013
-def _converted(folder, out, classes, max_corrupt, **kw):
-    "Convert a published store; `classes` is a number or a file of names"
-    names = [] if classes is None or str(classes).isdecimal() else read_labels(classes, '--classes')
-    n = len(names) or int(classes or 0)
-    return convert_regions(folder, out, classes=n, names=names, max_corrupt=max_corrupt or 0, **kw)
-
-
 def make_regions(
     folder: FilePath,  # Folder of photos; with by='files' published features
     out: FilePath = 'regions',  # The new store
@@ -220,7 +213,10 @@ def make_regions(
         if v is not None and v < 1:
             raise ValueError(f'--{k.replace("_", "-")} {v}: at least 1')
     if by == 'files':
-        return _converted(folder, out, classes, max_corrupt, half=half, max_regions=max_regions, log=log)
+        names = [] if classes is None or str(classes).isdecimal() else read_labels(classes, '--classes')
+        number = len(names) or int(classes or 0)
+        how = dict(max_corrupt=max_corrupt or 0, half=half, max_regions=max_regions, log=log)
+        return convert_regions(folder, out, classes=number, names=names, **how)
     find_photos(folder)
     device = choose_device(device)
     source, about = _source(

@@ -42,7 +42,7 @@ def _check_path(option, path):
     if path is not None and not str(path).strip():
         raise ValueError(f'{option} {str(path)!r}: a path is missing')
 
-
+# %% ../../nbs/experiments/25_spec.ipynb #1462bf67
 def check_out(
     out: FilePath | None,  # A folder for a new run
 ) -> None:
@@ -51,7 +51,7 @@ def check_out(
     if out is not None and (Path(out) / 'recipe.json').exists():
         raise ValueError(f'--out {out}: already contains a run; choose another folder, or: vlrep resume {out}')
 
-
+# %% ../../nbs/experiments/25_spec.ipynb #e6b9e3dc
 def _full_path(path):
     return None if path is None else str(Path(path).resolve())
 
@@ -64,7 +64,7 @@ def _check_root(data, root):
         raise ValueError(f'--root {root}: {data} needs no files; choose a layout with --data: {with_files}')
     DATASETS[data].check_root(root)
 
-
+# %% ../../nbs/experiments/25_spec.ipynb #20dfaef2
 def _initial_weights(path, backbone):
     """Return the file of initial weights, backbone and changes of the recipe; a run folder means its best checkpoint
 
@@ -250,7 +250,7 @@ def check_damage(
     except ValueError as e:
         raise ValueError(f'--max-corrupt: {e}') from None
 
-
+# %% ../../nbs/experiments/25_spec.ipynb #b87a78c6
 @dataclass(frozen=True)
 class Runtime:
     "Settings that do not change the result, and so may change between two starts of a run"
@@ -287,7 +287,7 @@ def recorded_options(
     except (ValueError, TypeError, AttributeError) as e:
         raise ValueError(f'{path}: {e}') from e
 
-
+# %% ../../nbs/experiments/25_spec.ipynb #cc22e788
 def _recorded_pretraining(facts, path):
     options = recorded_options(facts, path)
     recipe = recorded_recipe(facts, path)
@@ -315,7 +315,7 @@ def _recorded_finetuning(facts, path):
     except (ValueError, TypeError, AttributeError) as e:
         raise ValueError(f'{path}: damaged, finetune: {e}') from None
 
-
+# %% ../../nbs/experiments/25_spec.ipynb #8a7fce88
 def recorded_spec(
     run: FilePath,  # A run folder
     plugins: Sequence[FilePath] = (),  # Python files of the run that may be imported, because you trust them
@@ -328,7 +328,7 @@ def recorded_spec(
     path = Path(run) / 'recipe.json'
     return _recorded_finetuning(facts, path) if 'finetune' in facts else _recorded_pretraining(facts, path)
 
-
+# %% ../../nbs/experiments/25_spec.ipynb #58f5abc8
 def recorded_runtime(
     run: FilePath,  # A run folder
 ) -> Runtime:
@@ -360,7 +360,7 @@ def spec_options(
                 options[name] = 'none' if value is None else value
     return options | (dict(set=changes) if changes else {})
 
-
+# %% ../../nbs/experiments/25_spec.ipynb #5f8cf6e3
 def config_lines(
     spec: RunSpec | FinetuneSpec,
     runtime: Runtime = Runtime(),  # Values other than the defaults are written, too

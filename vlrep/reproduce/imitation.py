@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 from itertools import cycle
 from pathlib import Path
 
@@ -252,16 +253,12 @@ def _attribute_lines():
     return [' '.join(f'{100 * v:.2f}' for v in row) for row in world_attributes()[1]]
 
 # %% ../../nbs/reproduce/30_imitation.ipynb #0945435e
-def _flickr(write, data):
-    "Make a writer of Flickr8k or Flickr30k, whose photos have the split of Karpathy"
-
-    def written(root, train, test):
-        photos = _photos(data, 'all', train + 2 * test, '{:010d}', first=1000092795)
-        parts = ['train'] * train + ['val'] * test + ['test'] * test
-        write(photos, root)
-        _write_karpathy(root / f'dataset_{data}.json', [(r, part, {}) for r, part in zip(photos, parts)])
-
-    return written
+def _write_flickr(write, data, root, train, test):
+    "Write Flickr8k or Flickr30k, whose photos have the split of Karpathy"
+    photos = _photos(data, 'all', train + 2 * test, '{:010d}', first=1000092795)
+    parts = ['train'] * train + ['val'] * test + ['test'] * test
+    write(photos, root)
+    _write_karpathy(root / f'dataset_{data}.json', [(r, part, {}) for r, part in zip(photos, parts)])
 
 
 def _write_visual_genome(root, train, test):
@@ -272,24 +269,16 @@ def _write_conceptual_captions(root, train, test):
     write_conceptual_captions(_photos('conceptual_captions', 'train', train), root, named=False)
 
 # %% ../../nbs/reproduce/30_imitation.ipynb #6c7927ba
-def _narrated(data, folder, form, dataset_id):
-    "Make a writer of Localized Narratives with their photos"
-
-    def written(root, train, test):
-        table = f'{data}_train_localized_narratives.jsonl'
-        write_localized(_photos(data, 'train', train, form, 'narrative'), root, folder, table, dataset_id)
-
-    return written
+def _write_localized(data, folder, form, dataset_id, root, train, test):
+    "Write Localized Narratives with their photos"
+    table = f'{data}_train_localized_narratives.jsonl'
+    write_localized(_photos(data, 'train', train, form, 'narrative'), root, folder, table, dataset_id)
 
 # %% ../../nbs/reproduce/30_imitation.ipynb #8d8f336a
-def _with_parts(write, data, annotation):
-    "Make a writer of a task with three parts"
-
-    def written(root, train, test):
-        for part, n in dict(train=train, valid=test, test=test).items():
-            write(_photos(data, part, n, with_=annotation), root, part)
-
-    return written
+def _write_parts(write, data, annotation, root, train, test):
+    "Write a task with three parts"
+    for part, n in dict(train=train, valid=test, test=test).items():
+        write(_photos(data, part, n, with_=annotation), root, part)
 
 
 def _write_captions2014(path, photos):
@@ -390,17 +379,17 @@ _WRITERS = dict(
     inaturalist=_write_inaturalist,
     cub=_write_cub,
     awa2=_write_awa2,
-    flickr8k=_flickr(write_flickr8k, 'flickr8k'),
-    flickr30k=_flickr(write_flickr30k, 'flickr30k'),
+    flickr8k=partial(_write_flickr, write_flickr8k, 'flickr8k'),
+    flickr30k=partial(_write_flickr, write_flickr30k, 'flickr30k'),
     visual_genome=_write_visual_genome,
     conceptual_captions=_write_conceptual_captions,
-    open_images=_narrated('open_images', 'train', '{:016x}', 'open_images_train'),
-    flickr30k_narratives=_narrated('flickr30k', 'flickr30k-images', '{:010d}', 'Flickr30k_train'),
-    ade20k_narratives=_narrated('ade20k', 'images/training', 'ADE_train_{:08d}', 'ADE20k_train'),
+    open_images=partial(_write_localized, 'open_images', 'train', '{:016x}', 'open_images_train'),
+    flickr30k_narratives=partial(_write_localized, 'flickr30k', 'flickr30k-images', '{:010d}', 'Flickr30k_train'),
+    ade20k_narratives=partial(_write_localized, 'ade20k', 'images/training', 'ADE_train_{:08d}', 'ADE20k_train'),
     vqa=_write_vqa,
-    vizwiz=_with_parts(write_vizwiz, 'vizwiz', 'questions'),
-    snli_ve=_with_parts(write_snli_ve, 'snli_ve', 'statements'),
-    mm_imdb=_with_parts(write_mm_imdb, 'mm_imdb', 'genre'),
+    vizwiz=partial(_write_parts, write_vizwiz, 'vizwiz', 'questions'),
+    snli_ve=partial(_write_parts, write_snli_ve, 'snli_ve', 'statements'),
+    mm_imdb=partial(_write_parts, write_mm_imdb, 'mm_imdb', 'genre'),
     weights=_write_weights,
     paraphrases=_write_paraphrases,
 )
