@@ -28,7 +28,7 @@ from tyro.extras import subcommand_cli_from_dict
 from .core.device import DEVICES, check_device
 from .core.fields import check_fields, field_lines, field_rows
 from .core.progress import plain_output
-from .core.registry import did_you_mean, load_plugin
+from .core.registry import load_plugin, one_of
 from .core.text_files import read_toml
 from .datasets.base import DATASETS, SPLIT_SOURCES
 from .datasets.published.table import PUBLISHED
@@ -41,7 +41,6 @@ from vlrep.experiments.resolve_options import (
     REGION_SOURCES,
     check_run,
     check_suffix,
-    one_of,
     recipe_name,
     resolve_options,
 )
@@ -70,8 +69,8 @@ def _option(word, help=None, kind=str, names=(), least=None):
     def read(argv):
         if not argv[0].strip():
             raise ValueError(f'{argv[0]!r}: a {"path" if word in ("DIR", "FILE", "PATH") else "value"} is missing')
-        if names and argv[0] not in names:
-            raise did_you_mean(word.lower(), argv[0], names)
+        if names:
+            one_of(word.lower(), argv[0], names)
         try:
             value = kind(argv[0])
         except ValueError:

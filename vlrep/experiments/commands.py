@@ -15,7 +15,7 @@ from pathlib import Path
 from ..core.device import choose_device
 from ..core.files import FilePath, append_line
 from ..core.progress import commit, logged_warnings
-from ..core.registry import resolve
+from ..core.registry import one_of, resolve
 from ..data.evaluation_batches import evaluation_processes, readable
 from ..data.image_files import photo_paths
 from ..data.paraphrases import MARIAN, MarianTranslator, write_paraphrases
@@ -29,7 +29,7 @@ from ..evaluation.transfer import table_text
 from .export_folder import export_folder
 from .hub import HUB_PREFIX, pull_model, upload_folder
 from .load_run import open_run, recipe_of
-from .resolve_options import EXPORT_LAYOUTS, one_of
+from .resolve_options import EXPORT_LAYOUTS
 from .spec import recorded_options
 from ..models.features import POOLS, PRECISIONS, stored_features, write_features
 from ..models.graph_export import GRAPHS, export_graphs

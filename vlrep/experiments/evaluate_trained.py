@@ -71,15 +71,6 @@ _ADVICE = {
     'ended far from its best': 'lower learning rates help',
 }
 
-
-def _log(run, log):
-    "Read the rows of the run's log; [] if it is damaged, because the evaluations do not depend on it"
-    try:
-        return run.log()
-    except ValueError as e:
-        log(f'{e}; how the training ended is unknown')
-        return []
-
 # %% ../../nbs/experiments/40_evaluate_trained.ipynb #65ed45f9
 def _of_training(run, recipe, splits, learn, log):
     "Collect numbers of the training itself, and the unreadable images (id -> reason)"
@@ -101,7 +92,11 @@ def _of_training(run, recipe, splits, learn, log):
         parameters=count(model),
         backbone_parameters=0 if model.visual is None else count(model.visual),
     )
-    rows = _log(run, log)
+    try:
+        rows = run.log()
+    except ValueError as e:  # the evaluations do not depend on it
+        log(f'{e}; how the training ended is unknown')
+        rows = []
     num['warnings'] = {run.info['method']: w} if (w := learning_warning(rows)) else {}
     num['reference'] = curve_verdict(run.info, rows)
     log(num['reference']['text'])

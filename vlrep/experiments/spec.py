@@ -14,13 +14,12 @@ from pathlib import Path
 
 from ..core.fields import check_fields, corrupt_limit, field_rows
 from ..core.files import FilePath
-from ..core.registry import check_plugins, load_plugin, resolve
+from ..core.registry import check_plugins, load_plugin, one_of, resolve
 from ..core.run_facts import read_run_facts
 from ..datasets.base import DATASETS
 from ..evaluation.finetune.plan import TASKS
 from .config import get_recipe, override, override_all, recipe_dict, recipe_from_dict, recorded_recipe
-from .resolve_options import one_of, recipe_name, resolve_options, tiny_changes
-from ..methods.base import METHODS
+from .resolve_options import recipe_name, resolve_options, tiny_changes
 from ..methods.recipe import MethodRecipe
 from ..models.resnet_names import own_resnet, split_weights
 from ..training.trackers import check_tracker
@@ -144,10 +143,8 @@ def run_spec(
     **more,  # seed, precision, threads, accumulate, see `RunSpec`
 ) -> RunSpec:
     "Make the specification of a run; a `ValueError` names an invalid option"
-    one_of('--method', method, METHODS)
-    one_of('--data', data, DATASETS)
-    name = recipe_name(method, name, data)
     resolve_options(method, name, (), data)  # report incompatible options before a missing file
+    name = recipe_name(method, name, data)
     _check_root(data, root)
     file, backbone, shape = _initial_weights(weights_file, backbone)
     parts = [get_recipe(method, name), DATASETS[data].options]

@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import mean, median
 
 from ..core.files import FilePath, parse_json
-from ..core.registry import did_you_mean, resolve
+from ..core.registry import one_of, resolve
 from ..core.run_facts import read_log, read_run_facts
 
 # %% ../../nbs/reports/25_reference.ipynb #31fadc32
@@ -213,8 +213,7 @@ def reference_curve(
 ) -> dict:  # As from `gather_curves`: facts, `seeds`, `curves` of 'training' and 'held out', `overfit`
     "Look up the losses of correct runs; a `ValueError` if there are none"
     references = _entries(method)
-    if recipe not in references:
-        raise did_you_mean(f'reference of {method}', recipe, references)
+    one_of(f'reference of {method}', recipe, references)
     return copy.deepcopy(references[recipe])
 
 # %% ../../nbs/reports/25_reference.ipynb #caf07fba

@@ -108,16 +108,6 @@ _KEPT = 4  # Checkpoints of a run: the best one and the last three
 _FORWARD = 1 / 3  # Fraction of the cost of a training step
 
 
-def _task_views(evaluation, size):
-    "Count the views of `size` pixels squared that cost as much as a fine-tuning run"
-    plan = planned_finetuning(evaluation).plan
-    if not hasattr(plan, 'steps'):
-        return evaluation.views * plan.epochs
-    width = getattr(plan, 'max_side', size)
-    height = getattr(plan, 'side', size)
-    return plan.steps * plan.bs * width * height / size**2
-
-
 def command_views(
     plan: PaperPlan,  # The plan
     command: PlannedCommand,  # One of its commands
@@ -129,7 +119,14 @@ def command_views(
     if not command.evaluation:
         return recipe.steps * recipe.bs
     evaluation = plan.evaluation(command.evaluation)
-    return _task_views(evaluation, recipe.size) if evaluation.task else evaluation.views * _FORWARD
+    if not evaluation.task:
+        return evaluation.views * _FORWARD
+    tuning = planned_finetuning(evaluation).plan
+    if not hasattr(tuning, 'steps'):
+        return evaluation.views * tuning.epochs
+    width = getattr(tuning, 'max_side', recipe.size)
+    height = getattr(tuning, 'side', recipe.size)
+    return tuning.steps * tuning.bs * width * height / recipe.size**2
 
 # %% ../../nbs/reproduce/45_cost.ipynb #54580a16
 def estimate(

@@ -19,7 +19,7 @@ import torch
 from PIL import Image
 
 from ..core.files import FilePath, atomic_folder, read_json, write_json
-from ..core.registry import did_you_mean
+from ..core.registry import one_of
 from ..core.seeding import rng, seed_of
 from ..data.wordpiece import WordPieceTokenizer
 from ..datasets.coco import write_coco
@@ -261,12 +261,9 @@ def _write_flickr(write, data, root, train, test):
     _write_karpathy(root / f'dataset_{data}.json', [(r, part, {}) for r, part in zip(photos, parts)])
 
 
-def _write_visual_genome(root, train, test):
-    write_visual_genome(_photos('visual_genome', 'train', train), root)
-
-
-def _write_conceptual_captions(root, train, test):
-    write_conceptual_captions(_photos('conceptual_captions', 'train', train), root, named=False)
+def _write_training(write, data, root, train, test):
+    "Write a dataset that has training photos only"
+    write(_photos(data, 'train', train), root)
 
 # %% ../../nbs/reproduce/30_imitation.ipynb #6c7927ba
 def _write_localized(data, folder, form, dataset_id, root, train, test):
@@ -381,8 +378,10 @@ _WRITERS = dict(
     awa2=_write_awa2,
     flickr8k=partial(_write_flickr, write_flickr8k, 'flickr8k'),
     flickr30k=partial(_write_flickr, write_flickr30k, 'flickr30k'),
-    visual_genome=_write_visual_genome,
-    conceptual_captions=_write_conceptual_captions,
+    visual_genome=partial(_write_training, write_visual_genome, 'visual_genome'),
+    conceptual_captions=partial(
+        _write_training, partial(write_conceptual_captions, named=False), 'conceptual_captions'
+    ),
     open_images=partial(_write_localized, 'open_images', 'train', '{:016x}', 'open_images_train'),
     flickr30k_narratives=partial(_write_localized, 'flickr30k', 'flickr30k-images', '{:010d}', 'Flickr30k_train'),
     ade20k_narratives=partial(_write_localized, 'ade20k', 'images/training', 'ADE_train_{:08d}', 'ADE20k_train'),
@@ -421,8 +420,8 @@ def write_imitation(
     if train < 16 or test < 4:
         raise ValueError(f'train={train}, test={test}: at least 16 and 4 photos are expected')
     names = set(names)
-    for n in names - set(IMITATIONS):
-        raise did_you_mean('data set', n, IMITATIONS)
+    for n in names:
+        one_of('data set', n, IMITATIONS)
     names |= {source for n in names for source in _FEATURES.get(n, ())}
     folders = {n: Path(root) / n for n in IMITATIONS if n in names}
     sizes = dict(train=train, test=test)

@@ -20,13 +20,13 @@ from typing import Annotated
 from pydantic import AfterValidator, Field, with_config
 
 from ..core.files import FilePath
-from ..core.registry import did_you_mean
+from ..core.registry import did_you_mean, one_of
 from ..core.text_files import read_toml
 from ..core.toml_tables import STRICT, at, distinct, read_table
 from ..datasets.base import DATASETS
 from ..evaluation.base import EVALUATIONS
 from ..evaluation.finetune.plan import TASKS
-from ..experiments.resolve_options import one_of, resolve_options
+from ..experiments.resolve_options import resolve_options
 from ..experiments.spec import FinetuneSpec, finetune_spec
 from ..methods.base import METHODS
 from ..studies.plan import change_texts
@@ -94,7 +94,6 @@ class TableColumn:
     head: str  # Heading, as in the paper
     evaluation: str  # One of the plan's evaluations
     value: str  # Metric of the row that fills the cell; 'question | metric' if several questions have it
-    scale: float = 1.0  # Factor from our percentages to the paper's unit
 
 
 @with_config(STRICT | dict(allow_inf_nan=True))
@@ -204,14 +203,13 @@ def _check_evaluation(evaluation):
 def _check_table(plan, table, runs, evaluations):
     "Raise a `ValueError` if the plan lacks what a row or a column names"
     for column in table.columns:
-        if column.evaluation not in evaluations:
-            raise did_you_mean('evaluation', column.evaluation, evaluations)
+        one_of('evaluation', column.evaluation, evaluations)
     for row in table.rows:
         with at(f'{row.label}: '):
             if bool(row.run) == bool(row.missing):
                 raise ValueError('expected either run, a network, or missing, a reason')
-            if row.run and row.run not in runs:
-                raise did_you_mean('run', row.run, runs)
+            if row.run:
+                one_of('run', row.run, runs)
             if len(row.paper) != len(table.columns):
                 raise ValueError(f'paper has {len(row.paper)} numbers, and the table {len(table.columns)} columns')
 

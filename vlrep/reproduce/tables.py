@@ -160,11 +160,11 @@ def cell_values(
     run: str,  # Name of a network
     column: TableColumn,  # Column of a table
     places: Places,  # Folders of the plan
-) -> list[float]:  # One value for each finished seed, in the paper's unit
+) -> list[float]:  # One value for each finished seed
     "Collect the values of a cell over seeds"
     evaluation = plan.evaluation(column.evaluation)
     found = [_rows_of(plan, run, evaluation, seed, places) for seed in places.seeds]
-    return [pick_value(rows, column.value) * column.scale for rows in found if rows]
+    return [pick_value(rows, column.value) for rows in found if rows]
 
 # %% ../../nbs/reproduce/20_tables.ipynb #15d2d343
 REHEARSED = 'Rehearsal: imitations of the data, small networks, few steps. Its numbers mean nothing.'
