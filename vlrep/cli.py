@@ -377,13 +377,11 @@ class _Exit(Exception):
 
 
 @contextlib.contextmanager
-def _continued(again='the same command continues where it stopped'):
-    "Say how to continue when Ctrl-C, or a signal that a training has noticed, stops the body"
-    from vlrep.training.interrupts import TrainingInterrupted
-
+def _continued(stops=KeyboardInterrupt, again='the same command continues where it stopped'):
+    "Say how to continue when Ctrl-C, or another of the exceptions `stops`, ends the body"
     try:
         yield
-    except (TrainingInterrupted, KeyboardInterrupt) as e:
+    except stops as e:
         raise _Exit(getattr(e, 'code', 130), f'stopped; {again}') from e
 
 # %% ../nbs/90_cli.ipynb #25d3e1c3
@@ -694,6 +692,7 @@ def _study(argv):
 
     study = read_study(options.file, options.quick)
     from vlrep.studies.runs import plan_study, run_study
+    from vlrep.training.interrupts import TrainingInterrupted
 
     if isinstance(options, _StudyPlan):
         plan_study(study, options.recorded, options.jobs, root=options.root)
@@ -703,7 +702,7 @@ def _study(argv):
         again += ['--root', options.root]
     if options.quick:
         again.append('--quick')
-    with _continued(f'resume with: {" ".join(again)}'):
+    with _continued((KeyboardInterrupt, TrainingInterrupted), f'resume with: {" ".join(again)}'):
         run_study(**_given(options))
 
 # %% ../nbs/90_cli.ipynb #57d90b01
@@ -785,6 +784,7 @@ def _reproduce(argv):
     from vlrep.reproduce.run import run_plan, run_process
     from vlrep.reproduce.slurm import SlurmOptions, write_jobs
     from vlrep.reproduce.tables import missing_data_lines, write_tables
+    from vlrep.training.interrupts import TrainingInterrupted
 
     settings = {k: getattr(o, k) for k in ('workers', 'precision', 'cache') if hasattr(o, k)}
     plan, places = open_plan(o.paper, o.root, o.out, o.seeds, o.rehearse, plugins=o.plugin, **settings)
@@ -801,7 +801,7 @@ def _reproduce(argv):
     elif isinstance(o, _ReproduceTable):
         print(f'tables: {write_tables(plan, places, o.items, o.rehearse)}')
     else:
-        with _continued():
+        with _continued((KeyboardInterrupt, TrainingInterrupted)):
             if o.rehearse:
                 failed = rehearse(plan, places, o.items, processes=o.processes, execute=_exit_code)
             else:
