@@ -28,14 +28,22 @@ from tyro.extras import subcommand_cli_from_dict
 from .core.device import DEVICES, check_device
 from .core.fields import check_fields, field_lines, field_rows
 from .core.progress import plain_output
-from .core.registry import did_you_mean, load_plugin
+from .core.registry import load_plugin, one_of
 from .core.text_files import read_toml
 from .datasets.base import DATASETS, SPLIT_SOURCES
 from .datasets.published.table import PUBLISHED
 from .evaluation.base import EVALUATIONS
 from .evaluation.finetune.plan import TASKS
 from .experiments.config import get_recipe, override, recipe_lines
-from .experiments.resolve_options import EXPORT_LAYOUTS, check_run, one_of, recipe_name, resolve_options
+from vlrep.experiments.resolve_options import (
+    EXPORT_LAYOUTS,
+    PAGE_FORMATS,
+    REGION_SOURCES,
+    check_run,
+    check_suffix,
+    recipe_name,
+    resolve_options,
+)
 from vlrep.experiments.spec import (
     FinetuneSpec,
     Runtime,
@@ -61,8 +69,8 @@ def _option(word, help=None, kind=str, names=(), least=None):
     def read(argv):
         if not argv[0].strip():
             raise ValueError(f'{argv[0]!r}: a {"path" if word in ("DIR", "FILE", "PATH") else "value"} is missing')
-        if names and argv[0] not in names:
-            raise did_you_mean(word.lower(), argv[0], names)
+        if names:
+            one_of(word.lower(), argv[0], names)
         try:
             value = kind(argv[0])
         except ValueError:
@@ -90,7 +98,7 @@ def _repeated(word, help):
     "Make the type of an option that may be repeated"
     return UseAppendAction[Annotated[tuple[str, ...], arg(metavar=word, help=help, help_behavior_hint='')]]
 
-
+# %% ../nbs/90_cli.ipynb #a806e785
 def _made(name, rows, help_text=None):
     "Make a dataclass of `rows`, declared as built-in so that tyro looks for no comments in a module's source"
     namespace = dict(__module__='builtins')
@@ -126,6 +134,22 @@ class _Plugins:
 def _given(*groups):
     "Collect the options of several groups by name, except `set` and `plugin`"
     return {k: v for group in groups for k, v in vars(group).items() if k not in ('set', 'plugin')}
+
+
+def _parse_checked(name, config, argv):
+    "Parse the arguments of a command, by name, and check those that many commands have"
+    options = _given(_parse(name, config, argv))
+    if 'run' in options:
+        check_run(options['run'])
+    if 'device' in options:
+        check_device(options['device'])
+    check_damage(options.get('max_corrupt'))
+    return options
+
+
+def _parse_job(name, jobs, argv, about):
+    "Parse the arguments of a command whose first one names the job"
+    return subcommand_cli_from_dict(jobs, prog=f'vlrep {name}', description=about, args=argv, config=_CONFIG)
 
 # %% ../nbs/90_cli.ipynb #e02a8393
 _MAX_DAMAGED = _option(
@@ -204,7 +228,7 @@ class _Resume:
     set: _SET = ()
     plugin: _PLUGIN = ()
 
-
+# %% ../nbs/90_cli.ipynb #2d64cc04
 def _field_options(part, help_text, taken=(), only=None, flags=False):
     "Turn the fields of a recipe, or of a dataset's sizes, into options that may be left out"
     rows = []
@@ -249,7 +273,7 @@ def _recipe_and_sizes(recipe, sizes):
     "Return the fields that may change in pretraining"
     return dict(recipe=(recipe, 'Of the recipe'), sizes=(sizes, type(sizes).__doc__))
 
-
+# %% ../nbs/90_cli.ipynb #f76bd0f8
 def _pretrain_options(argv):
     "Parse the arguments of `vlrep pretrain`"
     rows = [(k, _NAME, None) for k in ('method', 'data', 'recipe')]
@@ -269,7 +293,7 @@ def _pretrain_options(argv):
     parts = _recipe_and_sizes(get_recipe(method, name), DATASETS[data].options)
     return _options_and_fields('pretrain', argv, groups, _ABOUT, parts)
 
-
+# %% ../nbs/90_cli.ipynb #23120884
 def _values(arguments, names):
     "Select those of the arguments that were given"
     return {k: arguments[k] for k in names if arguments.get(k) is not None}
@@ -317,7 +341,7 @@ def _pretrain(argv):
         return
     _train(a, pretrain, spec, runtime, a['out'], first=_TINY if a['tiny'] else '')
 
-
+# %% ../nbs/90_cli.ipynb #28b9a04e
 def _train(arguments, job, *args, first='', **options):
     "Call a function that trains, and that a signal may stop; its lines go through the logger `vlrep`"
     from vlrep.training.interrupts import TrainingInterrupted
@@ -343,13 +367,22 @@ def _train(arguments, job, *args, first='', **options):
         logger.removeHandler(handler)
         logger.propagate = True
 
-
+# %% ../nbs/90_cli.ipynb #4ad81e9a
 class _Exit(Exception):
     "End with an exit code and a message"
 
     def __init__(self, code, text):
         self.code = code
         super().__init__(text)
+
+
+@contextlib.contextmanager
+def _continued(stops=KeyboardInterrupt, again='the same command continues where it stopped'):
+    "Say how to continue when Ctrl-C, or another of the exceptions `stops`, ends the body"
+    try:
+        yield
+    except stops as e:
+        raise _Exit(getattr(e, 'code', 130), f'stopped; {again}') from e
 
 # %% ../nbs/90_cli.ipynb #25d3e1c3
 _WHICH = Annotated[str, arg(metavar='WHICH', help='Which checkpoint: best, last, or the number of a step')]
@@ -371,14 +404,12 @@ class _Caption:
 
 def _caption(argv):
     "Print one caption for each image"
-    options = _parse('caption', _Caption, argv)
-    if not options.images:
+    options = _parse_checked('caption', _Caption, argv)
+    if not options['images']:
         raise ValueError('IMAGE is missing: name at least one image file')
-    check_run(options.run)
-    check_device(options.device)
     from vlrep.experiments.load_run import caption
 
-    if None in caption(**_given(options)):
+    if None in caption(**options):
         sys.exit(1)  # what is wrong with an image was printed
 
 # %% ../nbs/90_cli.ipynb #5b7c90a4
@@ -413,17 +444,14 @@ def _evaluate_config():
 
 def _evaluate(argv):
     "Evaluate a trained model"
-    a = _given(_parse('evaluate', _evaluate_config(), argv))
+    a = _parse_checked('evaluate', _evaluate_config(), argv)
     common = ('run', 'on', 'which', 'max_corrupt', 'workers', 'features', 'precision', 'cache', 'device')
     EVALUATIONS[a['on']].check(**{k: v for k, v in a.items() if k not in common})
-    check_damage(a['max_corrupt'])
-    check_device(a['device'])
-    check_run(a['run'])
     from vlrep.experiments.commands import evaluate
 
     evaluate(**a)
 
-
+# %% ../nbs/90_cli.ipynb #c9eda2ec
 _POOLINGS = 'avg', 'grid2'
 
 
@@ -448,23 +476,13 @@ class _Features:
 
 def _features(argv):
     "Write the features of images by the backbone of a run, as NumPy arrays"
-    options = _parse('features', _Features, argv)
-    check_run(options.run)
-    check_damage(options.max_corrupt)
-    check_device(options.device)
+    options = _parse_checked('features', _Features, argv)
     from vlrep.experiments.commands import extract_features
 
-    extract_features(**_given(options))
+    extract_features(**options)
 
-
+# %% ../nbs/90_cli.ipynb #5f5132e1
 _VECTOR_FORMATS = '.npy', '.parquet', '.safetensors'
-_PAGE_FORMATS = '.html', '.htm'
-
-
-def _check_suffix(path, suffixes):
-    "Raise a `ValueError` if a file to be written has another suffix"
-    if Path(path).suffix not in suffixes:
-        raise ValueError(f'--out {path}: the name of the file must end with {", ".join(suffixes)}')
 
 
 @dataclass(frozen=True)
@@ -487,16 +505,13 @@ class _Embed:
 
 def _embed(argv):
     "Write one vector for each photo to a file"
-    options = _parse('embed', _Embed, argv)
-    check_run(options.run)
-    check_damage(options.max_corrupt)
-    check_device(options.device)
-    _check_suffix(options.out, _VECTOR_FORMATS)
+    options = _parse_checked('embed', _Embed, argv)
+    check_suffix(options['out'], _VECTOR_FORMATS)
     from vlrep.experiments.commands import embed_photos
 
-    embed_photos(**_given(options))
+    embed_photos(**options)
 
-
+# %% ../nbs/90_cli.ipynb #9cf0c8d0
 @dataclass(frozen=True)
 class _Search:
     "Find the photos of a folder that go best with a sentence, or that are most similar to a photo"
@@ -519,20 +534,15 @@ class _Search:
 
 def _search(argv):
     "Find the photos of a folder that go best with a sentence, or with a photo"
-    options = _given(_parse('search', _Search, argv))
-    check_run(options['run'])
-    check_damage(options['max_corrupt'])
-    check_device(options['device'])
+    options = _parse_checked('search', _Search, argv)
     if options['out'] is not None:
-        _check_suffix(options['out'], _PAGE_FORMATS)
+        check_suffix(options['out'], PAGE_FORMATS)
     if not Path(options['folder']).is_dir():
         raise ValueError(f'{options["folder"]}: no such folder with photos')
     from vlrep.experiments.photo_search import search
 
-    try:
+    with _continued():
         search(as_json=options.pop('json'), **options)
-    except KeyboardInterrupt:
-        raise _Exit(130, 'stopped; the same command continues where it stopped') from None
 
 # %% ../nbs/90_cli.ipynb #051606a8
 @dataclass(frozen=True)
@@ -548,13 +558,12 @@ class _Export:
 
 def _export(argv):
     "Export the backbone for another library"
-    options = _parse('export', _Export, argv)
-    check_run(options.run)
+    options = _parse_checked('export', _Export, argv)
     from vlrep.experiments.commands import export
 
-    export(**_given(options))
+    export(**options)
 
-
+# %% ../nbs/90_cli.ipynb #616b7f7c
 _REPO = Positional[Annotated[str, arg(metavar='USER/NAME', help='A repository on the Hugging Face hub')]]
 
 
@@ -571,11 +580,10 @@ class _Push:
 
 def _push(argv):
     "Upload the model of a run to the Hugging Face hub"
-    options = _parse('push', _Push, argv)
-    check_run(options.run)
+    options = _parse_checked('push', _Push, argv)
     from vlrep.experiments.commands import push
 
-    push(**_given(options))
+    push(**options)
 
 
 @dataclass(frozen=True)
@@ -588,12 +596,12 @@ class _Pull:
 
 def _pull(argv):
     "Fetch a model from the Hugging Face hub"
-    options = _parse('pull', _Pull, argv)
+    options = _parse_checked('pull', _Pull, argv)
     from vlrep.experiments.commands import pull
 
-    pull(**_given(options))
+    pull(**options)
 
-
+# %% ../nbs/90_cli.ipynb #3235c6b0
 @dataclass(frozen=True)
 class _Report:
     "Write the report of a run, or one report that compares several runs"
@@ -628,11 +636,10 @@ class _Benchmark:
 
 def _benchmark(argv):
     "Measure how many images per second training steps and the loader process"
-    options = _parse('benchmark', _Benchmark, argv)
-    check_device(options.device)
+    options = _parse_checked('benchmark', _Benchmark, argv)
     from vlrep.experiments.benchmark import run_benchmark
 
-    run_benchmark(**_given(options))
+    run_benchmark(**options)
 
 # %% ../nbs/90_cli.ipynb #57d90a01
 _A_STUDY = Positional[Annotated[str, arg(metavar='FILE', help='The study, a TOML file')]]
@@ -674,8 +681,8 @@ class _StudyReport:
 # %% ../nbs/90_cli.ipynb #57d90a02
 def _study(argv):
     "Plan, run or report a study: a comparison that is written down in a file"
-    kinds = dict(plan=_StudyPlan, run=_StudyRun, report=_StudyReport)
-    options = subcommand_cli_from_dict(kinds, prog='vlrep study', description=_study.__doc__, args=argv, config=_CONFIG)
+    jobs = dict(plan=_StudyPlan, run=_StudyRun, report=_StudyReport)
+    options = _parse_job('study', jobs, argv, _study.__doc__)
     if isinstance(options, _StudyReport):
         from vlrep.studies.report import write_study_report
 
@@ -690,15 +697,13 @@ def _study(argv):
     if isinstance(options, _StudyPlan):
         plan_study(study, options.recorded, options.jobs, root=options.root)
         return
-    try:
+    again = ['vlrep study run', options.file, '--out', options.out]
+    if options.root:
+        again += ['--root', options.root]
+    if options.quick:
+        again.append('--quick')
+    with _continued((KeyboardInterrupt, TrainingInterrupted), f'resume with: {" ".join(again)}'):
         run_study(**_given(options))
-    except (TrainingInterrupted, KeyboardInterrupt) as e:
-        again = ['vlrep study run', options.file, '--out', options.out]
-        if options.root:
-            again += ['--root', options.root]
-        if options.quick:
-            again.append('--quick')
-        raise _Exit(getattr(e, 'code', 130), f'stopped; resume with: {" ".join(again)}') from e
 
 # %% ../nbs/90_cli.ipynb #57d90b01
 _A_PAPER = Positional[Annotated[str, arg(metavar='PAPER', help='A paper with a plan, such as virtex, or a TOML file')]]
@@ -767,15 +772,13 @@ class _ReproduceTable(_Reproduce):
 # %% ../nbs/90_cli.ipynb #57d90b02
 def _reproduce(argv):
     "Reproduce the tables of a paper: plan, run, job scripts, comparison"
-    kinds = dict(
+    jobs = dict(
         plan=_ReproducePlan, measure=_ReproduceMeasure, run=_ReproduceRun, slurm=_ReproduceSlurm, table=_ReproduceTable
     )
-    options = subcommand_cli_from_dict(
-        kinds, prog='vlrep reproduce', description=_reproduce.__doc__, args=argv, config=_CONFIG
-    )
+    o = _parse_job('reproduce', jobs, argv, _reproduce.__doc__)
     from vlrep.reproduce.plan import read_plan
 
-    read_plan(options.paper)  # what is wrong with it is said before anything slow is imported
+    read_plan(o.paper)  # what is wrong with it is said before anything slow is imported
     from vlrep.reproduce.commands import measure_on_imitations, open_plan, plan_lines, rehearse
     from vlrep.reproduce.cost import measure_costs, read_costs
     from vlrep.reproduce.run import run_plan, run_process
@@ -783,7 +786,6 @@ def _reproduce(argv):
     from vlrep.reproduce.tables import missing_data_lines, write_tables
     from vlrep.training.interrupts import TrainingInterrupted
 
-    o = options
     settings = {k: getattr(o, k) for k in ('workers', 'precision', 'cache') if hasattr(o, k)}
     plan, places = open_plan(o.paper, o.root, o.out, o.seeds, o.rehearse, plugins=o.plugin, **settings)
     if isinstance(o, _ReproducePlan):
@@ -799,14 +801,11 @@ def _reproduce(argv):
     elif isinstance(o, _ReproduceTable):
         print(f'tables: {write_tables(plan, places, o.items, o.rehearse)}')
     else:
-        try:
+        with _continued((KeyboardInterrupt, TrainingInterrupted)):
             if o.rehearse:
                 failed = rehearse(plan, places, o.items, processes=o.processes, execute=_exit_code)
             else:
                 failed = run_plan(plan, places, o.items, execute=partial(run_process, processes=o.processes))
-        except (TrainingInterrupted, KeyboardInterrupt) as e:
-            again = 'stopped; the same command continues where it stopped'
-            raise _Exit(getattr(e, 'code', 130), again) from e
         if failed:
             sys.exit(1)
 
@@ -845,8 +844,7 @@ class _DataCheck:
 
 def _data(argv):
     "List published data sets, or check the folder of one"
-    kinds = dict(list=_DataList, check=_DataCheck)
-    options = subcommand_cli_from_dict(kinds, prog='vlrep data', description=_data.__doc__, args=argv, config=_CONFIG)
+    options = _parse_job('data', dict(list=_DataList, check=_DataCheck), argv, _data.__doc__)
     if isinstance(options, _DataList):
         for name, data in PUBLISHED.items():
             print(f'{name:24} {data.title}')
@@ -1033,15 +1031,10 @@ def _paraphrase(argv):
         raise ValueError(f'--out {options["out"]}: is a folder, expected a file')
     from vlrep.experiments.commands import make_paraphrases
 
-    try:
+    with _continued():
         make_paraphrases(**options)
-    except KeyboardInterrupt:
-        raise _Exit(130, 'stopped; the same command continues where it stopped') from None
 
 # %% ../nbs/90_cli.ipynb #5e610002
-_REGION_SOURCES = 'detector', 'grid', 'files'
-
-
 @dataclass(frozen=True)
 class _Regions:
     "Store the regions of a folder of photos, or of files that others publish: features, boxes, class distributions"
@@ -1058,7 +1051,7 @@ class _Regions:
     ]
     out: _option('DIR', 'The store; an unfinished one is continued (default: regions)') = None
     by: _option(
-        'WAY', f'One of: {", ".join(_REGION_SOURCES)}, or a run folder, whose backbone is used (default: detector)'
+        'WAY', f'One of: {", ".join(REGION_SOURCES)}, or a run folder, whose backbone is used (default: detector)'
     ) = None
     model: _option('NAME', 'Detector of torchvision (default: fasterrcnn_resnet50_fpn)') = None
     backbone: _option(
@@ -1094,22 +1087,18 @@ class _Regions:
 
 def _regions(argv):
     "Store the regions of photos: features, boxes, class distributions"
-    a = {k: v for k, v in _given(_parse('regions', _Regions, argv)).items() if v is not None}
+    a = {k: v for k, v in _parse_checked('regions', _Regions, argv).items() if v is not None}
     by = a.get('by', 'detector')
     if not Path(a['photos']).exists():
         raise ValueError(f'{a["photos"]}: no such folder')
-    if by not in _REGION_SOURCES and not Path(by).is_dir():
-        one_of('--by', by, _REGION_SOURCES)
+    if by not in REGION_SOURCES and not Path(by).is_dir():
+        one_of('--by', by, REGION_SOURCES)
     if by == 'grid' and 'weights' not in a and not split_weights(a.get('backbone', ''))[1]:
         raise ValueError('--weights is missing: with --by grid a file with the weights of the backbone')
-    check_damage(a.get('max_corrupt'))
-    check_device(a['device'])
     from vlrep.experiments.region_files import make_regions
 
-    try:
+    with _continued():
         make_regions(a.pop('photos'), **a)
-    except KeyboardInterrupt:
-        raise _Exit(130, 'stopped; the same command continues where it stopped') from None
 
 # %% ../nbs/90_cli.ipynb #5e610003
 COMMANDS = dict(

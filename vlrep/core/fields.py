@@ -38,7 +38,7 @@ class Between:
         ok = (self.low < value if self.above else self.low <= value) and value <= self.high  # not so for nan
         return '' if ok else f'{name}={value}: must be {self}'
 
-
+# %% ../../nbs/core/30_fields.ipynb #4b84daac
 @dataclass(frozen=True)
 class OneOf:
     "Constraint: one of some words, or a number written as text"
@@ -61,7 +61,7 @@ class OneOf:
         also = f', or a number {self.number}' if self.number else ''
         return f'{name}={value}: {did_you_mean(name, value, self.values)}{also}'
 
-
+# %% ../../nbs/core/30_fields.ipynb #55b8f985
 @dataclass(frozen=True)
 class Parsed:
     "A text in a special format, checked by the function that parses it"
@@ -139,7 +139,7 @@ def field_rules(
     "Split the annotations of all fields"
     return {name: rule_of(hint) for name, hint in field_hints(cls).items()}
 
-
+# %% ../../nbs/core/30_fields.ipynb #cf055f68
 def _fits(value, kind):
     "Tell whether `value` is of the plain type `kind`; an int counts as a float, a bool as neither"
     if kind is float:
@@ -191,7 +191,7 @@ def _comments(cls):
                 name = None
     return comments
 
-
+# %% ../../nbs/core/30_fields.ipynb #d0df7b1e
 def field_rows(
     part: object,  # A dataclass, such as a recipe or the sizes of a job
 ) -> list:  # (name, plain type, value, what it is and what is allowed) of each field

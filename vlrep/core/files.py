@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['FilePath', 'write_error', 'remove_leftovers', 'atomic_file', 'recover_folder', 'atomic_folder', 'check_new_folder',
-           'link_file', 'write_json', 'text_encoding', 'parse_json', 'brief', 'read_json', 'file_sha256', 'write_index',
-           'read_index', 'folder_damage', 'npy_header', 'ArrayFile', 'locked', 'append_line', 'cache_dir',
-           'cached_folder']
+           'link_file', 'write_text', 'write_json', 'text_encoding', 'parse_json', 'brief', 'read_json', 'file_sha256',
+           'write_index', 'read_index', 'folder_damage', 'npy_header', 'ArrayFile', 'locked', 'append_line',
+           'cache_dir', 'cached_folder']
 
 # %% ../../nbs/core/10_files.ipynb #3ab11623
 import codecs
@@ -64,7 +64,7 @@ def _write_errors(new, path):
             raise
         raise error from e
 
-
+# %% ../../nbs/core/10_files.ipynb #23289b1b
 def _sync(path):
     "Push `path` (a file or a folder's list of names) to the disk"
     folder = os.path.isdir(path)
@@ -140,7 +140,7 @@ def recover_folder(
         os.replace(old, path)
     return path
 
-
+# %% ../../nbs/core/10_files.ipynb #4c6c82d0
 @contextmanager
 def atomic_folder(
     path: FilePath,  # Path of the folder; an existing one is replaced
@@ -185,7 +185,7 @@ def check_new_folder(
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f'{folder}: exists already; give a folder that is new or empty')
 
-
+# %% ../../nbs/core/10_files.ipynb #3e9766f6
 def link_file(
     path: FilePath,  # A file
     new: FilePath,  # Its second name
@@ -194,8 +194,16 @@ def link_file(
     try:
         os.link(path, new)
     except OSError:
-        with open(path, 'rb') as old, open(new, 'wb') as copy:
-            shutil.copyfileobj(old, copy)
+        shutil.copyfile(path, new)
+
+# %% ../../nbs/core/10_files.ipynb #e5ea8b68
+def write_text(
+    path: FilePath,  # Where to
+    text: str,  # Line breaks are written as they are on this system
+) -> None:
+    "Write a text file in UTF-8, whole or not at all"
+    with atomic_file(path) as new:
+        new.write_text(text, encoding='utf-8')
 
 
 def write_json(
@@ -208,10 +216,9 @@ def write_json(
         text.encode()
     except UnicodeEncodeError:
         text = json.dumps(obj, indent=1)  # a file name that is not UTF-8: escaped, it can be written and read
-    with atomic_file(path) as new:
-        new.write_text(text + '\n', encoding='utf-8')
+    write_text(path, text + '\n')
 
-
+# %% ../../nbs/core/10_files.ipynb #4d0da49b
 _MARKS = {
     codecs.BOM_UTF8: 'utf-8',
     codecs.BOM_UTF32_LE: 'utf-32-le',
@@ -230,7 +237,7 @@ def text_encoding(
             return encoding, mark
     return 'utf-8', b''
 
-
+# %% ../../nbs/core/10_files.ipynb #11d8b105
 def parse_json(
     text: str | bytes,  # str, or bytes in UTF-8, or in UTF-16 with a byte-order mark
 ) -> object:
@@ -247,7 +254,7 @@ def parse_json(
     except RecursionError:
         raise ValueError('not valid JSON (nested too deeply)') from None
 
-
+# %% ../../nbs/core/10_files.ipynb #e27e4342
 def brief(
     x: object,  # Anything
     max_length: int = 60,  # Characters
@@ -259,7 +266,7 @@ def brief(
         text = f'a {type(x).__name__}'  # nested too deeply, too many digits
     return text if len(text) <= max_length else text[: max_length - 3] + '...'
 
-
+# %% ../../nbs/core/10_files.ipynb #f6a130e0
 def read_json(
     path: FilePath,  # A JSON file
 ) -> object:
@@ -303,7 +310,7 @@ def write_index(
     index = dict(facts, files=files)
     write_json(folder / 'index.json', dict(index, crc=zlib.crc32(json.dumps(index).encode())))
 
-
+# %% ../../nbs/core/10_files.ipynb #c3812df6
 def read_index(
     folder: FilePath,  # With an index from `write_index`
 ) -> dict:  # The facts; `files`: name -> [size, checksum]
@@ -320,7 +327,7 @@ def read_index(
         raise ValueError(f'{path}: damaged, files is {brief(files)}')
     return index
 
-
+# %% ../../nbs/core/10_files.ipynb #cde60942
 def folder_damage(
     folder: FilePath,  # With an index from `write_index`
     large: tuple[str, ...] = (),  # Files whose size alone is compared, since to read them takes too long
@@ -353,7 +360,7 @@ def _reserve(file, size):
     for at in range(0, size, 1 << 20):
         file.write(bytes(min(1 << 20, size - at)))
 
-
+# %% ../../nbs/core/10_files.ipynb #c869e2c2
 def npy_header(
     file: BinaryIO,  # A file at its beginning; afterwards at the first byte of the array
     path: FilePath,  # Its name, for the message
@@ -365,7 +372,7 @@ def npy_header(
     except (ValueError, KeyError, SyntaxError, tokenize.TokenError) as e:  # numpy reads the header as Python
         raise ValueError(f'{path}: damaged, not a .npy file ({e})') from e
 
-
+# %% ../../nbs/core/10_files.ipynb #7cea1f9f
 class ArrayFile:
     """An array of bytes in a `.npy` file
 

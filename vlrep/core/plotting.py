@@ -29,13 +29,6 @@ INK = dict(method='#2b6cb0', baseline='#dd8b2f', random='#9aa3ad', good='#2f855a
 TONES = (INK['method'], INK['baseline'], '#805ad5', '#2c7a7b', '#b7791f', INK['random'])
 
 
-def _draw_sharply():
-    "Draw figures in Jupyter with twice the pixels, and show them at the same size"
-    ipython = sys.modules.get('IPython')
-    if ipython and hasattr(ipython.get_ipython(), 'kernel') and 'inline' in plt.get_backend():
-        import_module('matplotlib_inline.backend_inline').set_matplotlib_formats('retina')
-
-
 def style() -> None:
     "Set the look of all figures"
     plt.rcParams.update(
@@ -56,7 +49,10 @@ def style() -> None:
             'image.interpolation': 'nearest',
         }
     )
-    _draw_sharply()
+    ipython = sys.modules.get('IPython')
+    if ipython and hasattr(ipython.get_ipython(), 'kernel') and 'inline' in plt.get_backend():
+        # twice the pixels, shown at the same size
+        import_module('matplotlib_inline.backend_inline').set_matplotlib_formats('retina')
 
 # %% ../../nbs/core/20_plotting.ipynb #d65b30b9
 @cache
@@ -89,7 +85,7 @@ def _in_fonts(chars, families):
         known |= np.all([np.isin(codes, _letters(p)) for p in _faces(f)], axis=0)
     return {c for c, k in zip(chars, known) if k}
 
-
+# %% ../../nbs/core/20_plotting.ipynb #2a09b74b
 _NO_FONT = set()  # Characters that no installed font has
 
 
@@ -164,7 +160,7 @@ def _wrapped(text, inches):
         lines.append(textwrap.fill(line, width // 2 if anywhere else width, break_long_words=anywhere))
     return drawable('\n'.join(lines))
 
-
+# %% ../../nbs/core/20_plotting.ipynb #3fa17432
 def show_images(
     images: 'list | np.ndarray | torch.Tensor',  # Images, as `to_hwc` takes them
     titles: list | tuple = None,  # Text above each, wrapped to its width
@@ -249,7 +245,6 @@ def bars(
 # %% ../../nbs/core/20_plotting.ipynb #d5f9807c
 def png_uri(
     pic: 'plt.Figure | np.ndarray | torch.Tensor',  # A figure, or an image as `to_hwc` takes it
-    scale: int = 1,  # Whole-number enlargement of an image
 ) -> str:  # `data:image/png;base64,...`
     "Encode a figure or image as a PNG data URI, to embed in an HTML page"
     buf = io.BytesIO()
@@ -259,5 +254,5 @@ def png_uri(
     else:
         from PIL import Image
 
-        Image.fromarray(to_hwc(pic).repeat(scale, 0).repeat(scale, 1)).save(buf, 'PNG', optimize=True)
+        Image.fromarray(to_hwc(pic)).save(buf, 'PNG', optimize=True)
     return 'data:image/png;base64,' + base64.b64encode(buf.getvalue()).decode()

@@ -41,7 +41,7 @@ def versions() -> dict:  # Name -> version, what a result depends on
     names = 'vlrep torch torchvision fastai numpy pillow sentencepiece'.split()
     return dict(python=platform.python_version(), machine=platform.machine(), **{n: _version(n) for n in names})
 
-
+# %% ../../nbs/core/15_progress.ipynb #7de5f02c
 def commit() -> str:  # Short hash, with + if files were changed since; '' if this is not a working copy
     "Return the version of the running code"
     here = Path(importlib.util.find_spec('vlrep').origin)
@@ -118,7 +118,7 @@ def output_kind() -> str:  # terminal, notebook, or '' for any other output
         return 'terminal' if hasattr(sys.stdout, 'isatty') and sys.stdout.isatty() else ''
     return 'notebook' if getattr(shell.kernel, '_allow_stdin', False) else ''
 
-
+# %% ../../nbs/core/15_progress.ipynb #a934a2a7
 class LiveBar:
     "A progress bar of fastprogress at a terminal or in a notebook, removed at the end; elsewhere nothing"
 

@@ -51,7 +51,7 @@ def has_type(
         return type(value) in (int, float) and abs(value) <= 1e300
     return type(value) is (NoneType if kind is None else kind)
 
-
+# %% ../../nbs/core/32_run_facts.ipynb #10e53c45
 def type_words(
     kind: object,  # As for `has_type`
 ) -> str:
@@ -68,7 +68,7 @@ def type_words(
         return f'a JSON object, each value {type_words(inner[1])}'
     return _WORDS[NoneType if kind is None else kind]
 
-
+# %% ../../nbs/core/32_run_facts.ipynb #cb10944d
 def check_types(
     facts: object,  # From a JSON file
     kinds: Mapping[str, object],  # Name -> type, as for `has_type`; other names may hold anything
@@ -100,7 +100,7 @@ def check_format(
     if n > FORMAT:
         raise ValueError(f'{path}: made by a newer vlrep (format {n}, this one reads up to {FORMAT}): update vlrep')
 
-
+# %% ../../nbs/core/32_run_facts.ipynb #5ff51174
 def facts_seal(
     facts: dict,  # Of `recipe.json`
 ) -> str:  # 64 hexadecimal digits
@@ -164,7 +164,7 @@ _RUN = dict(
     sha256=str,
 )
 
-
+# %% ../../nbs/core/32_run_facts.ipynb #449fbb6d
 PRETRAINED = ('world',)  # Networks that come with the package
 
 
@@ -177,7 +177,7 @@ def run_path(
         return Path(str(files('vlrep'))) / 'pretrained' / str(run)
     return path
 
-
+# %% ../../nbs/core/32_run_facts.ipynb #9e31a67f
 def read_run_facts(
     run: FilePath,  # A run folder
     needed: tuple[str, ...] = _NEEDED,  # Names that must be present: by default all that opening a run needs
@@ -245,7 +245,7 @@ _NUMBERS = dict(
     warnings=dict[str, dict],
 )
 
-
+# %% ../../nbs/core/32_run_facts.ipynb #ad7012eb
 def check_result(
     result: object,  # A line of `result.jsonl`
     path: FilePath,  # The file
@@ -256,7 +256,7 @@ def check_result(
     check_types(result['numbers'], _NUMBERS, f'{path}, numbers')
     return result
 
-
+# %% ../../nbs/core/32_run_facts.ipynb #48b2f488
 def last_result(
     run: FilePath,  # A run folder
     needed: tuple[str, ...] = ('numbers', 'seconds'),  # What must be there
@@ -274,7 +274,7 @@ def last_result(
         raise ValueError(f'{path}: damaged ({e})') from None
     return check_result(result, path, needed)
 
-
+# %% ../../nbs/core/32_run_facts.ipynb #57c50b26
 def read_log(
     path: FilePath,  # `log.csv` of a run
 ) -> list:  # A dict for each row, numbers as floats, missing values as None

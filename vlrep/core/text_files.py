@@ -58,7 +58,7 @@ def raw_lines(
     except (OSError, EOFError, zlib.error) as e:
         raise ValueError(f'{path}, after line {number}: cannot be read ({e})') from e
 
-
+# %% ../../nbs/core/12_text_files.ipynb #a2915f31
 def text_lines(
     path: FilePath,  # A text file, as for `raw_lines`
 ) -> Iterator[tuple]:  # Number of the line from 1, and its text
@@ -109,7 +109,7 @@ def find_columns(
             found[column] = possible[0]
     return found
 
-
+# %% ../../nbs/core/12_text_files.ipynb #d5a60c5c
 def _column_places(head, columns, path, hint):
     "Place of each wanted column in the names `head`"
     found = find_columns(columns, head, f'{path}, line 1', hint)
@@ -197,7 +197,7 @@ def row_problem(
         row[key] = value
     return ''
 
-
+# %% ../../nbs/core/12_text_files.ipynb #98f68e4e
 def coco_table(
     data: dict,  # What the JSON file holds
     path: FilePath,  # The file, for messages
@@ -227,7 +227,7 @@ def coco_table(
         out.append(row)
     return out
 
-
+# %% ../../nbs/core/12_text_files.ipynb #e296b68a
 def real_number(
     value: object,  # From a JSON file
 ) -> float:  # None if the value is not a number

@@ -31,7 +31,7 @@ def at(
     except ValueError as e:
         raise ValueError(f'{place}{e}') from None
 
-
+# %% ../../nbs/core/34_toml_tables.ipynb #52d4faff
 def distinct(
     entries: Sequence,  # Names, or tables with a `name` or an `id`
 ) -> Sequence:  # The same
@@ -42,7 +42,7 @@ def distinct(
             raise ValueError(f'{name!r} occurs twice')
     return entries
 
-
+# %% ../../nbs/core/34_toml_tables.ipynb #06577195
 def _place(keys, table):
     "Write where a value is in the file: `variants[sets].method`"
     place = ''

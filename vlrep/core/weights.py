@@ -47,7 +47,7 @@ def _fault(name, v, like):
         return f'holds whole numbers ({v.dtype}) where floats are expected'
     return ''
 
-
+# %% ../../nbs/core/35_weights.ipynb #70e08a46
 class WeightsNotFinite(ValueError):
     "Weights hold NaN or infinite values: the training that made them diverged"
 
@@ -146,7 +146,7 @@ def _stand_in(name):
     StandIn.__name__ = name.rpartition('.')[2]
     return StandIn
 
-
+# %% ../../nbs/core/35_weights.ipynb #982808f3
 _PROGRAMS = 'os posix nt sys subprocess shutil socket importlib runpy ctypes pty'.split()
 
 
@@ -180,7 +180,7 @@ def _unpickled(path, others):
                 ) from None
             strange[name] = _stand_in(name)
 
-
+# %% ../../nbs/core/35_weights.ipynb #d7be17c2
 def stands_in(
     x: object,  # From `read_pickle`
 ) -> bool:
@@ -204,7 +204,7 @@ _OTHERS = {
     '.gguf': 'llama.cpp',
 }
 
-
+# %% ../../nbs/core/35_weights.ipynb #f92e41b0
 def _no_bytearray(path, file):
     "Raise a `ValueError` if an open pickle asks for a bytearray, which may claim any size"
     name = b'bytearray\n'
@@ -238,7 +238,7 @@ def _archive(path):
                 with z.open(entry) as file:
                     _no_bytearray(path, file)
 
-
+# %% ../../nbs/core/35_weights.ipynb #aaef5017
 def read_pickle(
     path: FilePath,  # What `torch.save` wrote
     others: bool = False,  # Replace objects of unknown classes by inert placeholders? Otherwise they are an error

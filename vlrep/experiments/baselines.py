@@ -28,9 +28,6 @@ from ..training.interrupts import memory_advice, out_of_memory
 from ..training.learner import BatchLearner, GradientAccumulation, MicroBatchLoader, StopAtStep
 from ..training.logging import EpochLosses, ProgressLogger
 
-# %% ../../nbs/experiments/38_baselines.ipynb #316533c6
-#| export
-
 # %% ../../nbs/experiments/38_baselines.ipynb #316533c5
 def _error_with_advice(e, learn, recipe, accumulate):
     "Return an exception with advice for the error `e` during training, or None for other errors"
@@ -58,6 +55,7 @@ def method_loaders(
     seed: int = 0,  # Seed of order and views
     workers: int | None = 0,  # Processes that read ahead; None: see `default_workers`
     max_corrupt: int | float | str = None,  # Images that may be unreadable, see `corrupt_limit`
+    device: str = None,  # Device of the batches, as for `loaders`
 ) -> 'tuple[MethodRecipe, DataLoaders]':  # The recipe, without mirroring if the words for sides are unknown
     "Make the loaders to train a method with"
     j = recipe.jitter
@@ -65,7 +63,7 @@ def method_loaders(
     collate = method.collator(recipe, tokenizer)
     if mirroring_line(recipe, collate, splits['train']):
         recipe = replace(recipe, flip_p=0.0)
-    shared = {}
+    shared = dict(device=device)
     if dist.world_size > 1:
         shared = dict(rank=dist.rank, world_size=dist.world_size, device=dist.device)
     return recipe, loaders(
@@ -83,7 +81,7 @@ def method_loaders(
         **shared,
     )
 
-
+# %% ../../nbs/experiments/38_baselines.ipynb #548bc755
 def train_on(
     method: Method,  # Recipe, model, loss and learner
     recipe: MethodRecipe,  # Its recipe

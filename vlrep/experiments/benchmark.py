@@ -25,11 +25,12 @@ from ..core.device import choose_device
 from ..core.files import FilePath, write_json
 from ..core.progress import Stages, keep_memory, versions
 from ..core.seeding import rng
-from ..data.loader import StatefulLoader, loaders
+from ..data.loader import StatefulLoader
 from ..data.records import ImageFileDataset
-from ..data.transforms import EvalTransform, TrainTransform
+from ..data.transforms import TrainTransform
 from ..datasets.base import margin
 from ..datasets.world.dataset import world
+from .baselines import method_loaders
 from .config import get_recipe
 from .job import processor
 from .sanity_checks import peak_memory
@@ -53,7 +54,7 @@ class BenchmarkPlan:
     workers: tuple = (0, 1, 2, 4, 8, 16)  # Numbers of worker processes
     matrix: int = 8192  # Side of the matrices for the limit
 
-
+# %% ../../nbs/experiments/80_benchmark.ipynb #39e312be
 def benchmark_plan(
     device: str | torch.device,  # Device
     quick: bool = False,  # Use small sizes?
@@ -132,7 +133,7 @@ class _StepTimes(BaseCallback):
         _wait(self.device)
         self.seconds.append(time.perf_counter() - self.since)
 
-
+# %% ../../nbs/experiments/80_benchmark.ipynb #65eb3d8e
 class _Steps:
     "A learner of one kind of step, which runs a few steps at a time"
 
@@ -141,24 +142,11 @@ class _Steps:
         self.device = device
         self.times = _StepTimes(device)
         method = METHODS['virtex']
-        r = recipe
-        train = world('train', max(16, 2 * r.bs), size=r.size)
-        valid = world('valid', 4, size=r.size)
-        tokenizer = method.train_tokenizer(r, train)
-        aug = TrainTransform(r.size, (r.scale_min, 1.0), jitter=(r.jitter,) * 3 + (r.jitter / 4,), jitter_p=r.jitter_p)
-        dls = loaders(
-            train,
-            valid,
-            collate=method.collator(r, tokenizer),
-            size=r.size,
-            bs=r.bs,
-            aug=aug,
-            plain=EvalTransform(r.size),
-            flip_p=r.flip_p,
-            device=str(device),
-        )
-        self.bs = r.bs
-        self.learn = make_learner(method, r, dls, precision=_precision(mode, device), cbs=[self.times])
+        train = world('train', max(16, 2 * recipe.bs), size=recipe.size)
+        splits = dict(train=train, valid=world('valid', 4, size=recipe.size))
+        tokenizer = method.train_tokenizer(recipe, train)
+        recipe, dls = method_loaders(method, recipe, splits, tokenizer, device=str(device))
+        self.learn = make_learner(method, recipe, dls, precision=_precision(mode, device), cbs=[self.times])
         if mode == 'compiled':
             self.learn.model.visual.compile()
 
@@ -217,19 +205,18 @@ def step_flops(
     model.train(training)
     return counter.get_total_flops() / len(batch['images'])
 
-
+# %% ../../nbs/experiments/80_benchmark.ipynb #5a5a0bb8
 def matrix_rate(
     mode: str,  # fp32, tf32, bf16 or fp16
     device: str | torch.device,  # Device
     n: int = 2048,  # Side of the matrices
-    repeats: int = 5,  # Repetitions; the best one counts
 ) -> float:  # Floating-point operations per second
     "Measure the rate of a large matrix product: 2 n^3 operations over the shortest time"
     kind = dict(bf16=torch.bfloat16, fp16=torch.float16).get(mode, torch.float32)
     a, b = (torch.randn(n, n, device=device).to(kind) for _ in range(2))
     best = math.inf
     with fp32_products(mode == 'tf32'):
-        for _ in range(repeats + 2):
+        for _ in range(7):
             _wait(device)
             t = time.perf_counter()
             a @ b
@@ -346,8 +333,6 @@ def measure_operations(
     recipe: object,  # VirTex recipe
     device: str | torch.device,  # Device
     mode: str = 'fp32',  # Kind of step
-    steps: int = 3,  # Number of profiled steps
-    max_operations: int = 8,  # Number of listed operations
 ) -> list:  # A dict for each: fraction of the time, milliseconds and calls per step
     "Find the operations that take the longest, including views, and tell whether they are arithmetic"
     kind = _Steps(recipe, mode, device)
@@ -355,18 +340,18 @@ def measure_operations(
     cuda = torch.device(device).type == 'cuda'
     os.environ.setdefault('KINETO_LOG_LEVEL', '99')  # otherwise the profiler prints to stderr at every start and stop
     with profile(activities=[ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if cuda else [])) as p:
-        kind.run(steps)
+        kind.run(3)
     # operations, not the kernels that they launch
     events = [e for e in p.key_averages() if not cuda or e.device_type == torch.autograd.DeviceType.CPU]
     own = {e.key: (e.self_device_time_total if cuda else e.self_cpu_time_total, e.count) for e in events}
     total = sum(t for t, _ in own.values())
-    top = sorted(own.items(), key=lambda o: -o[1][0])[:max_operations]
+    top = sorted(own.items(), key=lambda o: -o[1][0])[:8]
     return [
         dict(
             operation=k,
             share=t / total,
-            ms=t / steps / 1e3,
-            calls=n / steps,
+            ms=t / 3 / 1e3,
+            calls=n / 3,
             arithmetic=any(w in k for w in _ARITHMETIC),
         )
         for k, (t, n) in top
@@ -424,7 +409,7 @@ def _or_reason(row, *cells):
 def _number(x):
     return '' if x is None else f'{x:,.0f}' if abs(x) >= 100 else f'{x:.3g}'
 
-
+# %% ../../nbs/experiments/80_benchmark.ipynb #44a7cbfa
 def _model_text(name, m):
     head = f'### {name}, {m["size"]} pixels, batch {m["batch"]}'
     if m['flops']:
@@ -461,7 +446,7 @@ def _model_text(name, m):
         _table([f'operation, {m["fastest"]}', 'of the time', 'ms a step', 'calls a step', 'arithmetic'], top),
     ]
 
-
+# %% ../../nbs/experiments/80_benchmark.ipynb #271e8f7d
 def benchmark_text(
     result: dict,  # From `benchmark`
 ) -> str:  # Markdown

@@ -15,7 +15,7 @@ from pathlib import Path
 from ..core.device import choose_device
 from ..core.files import FilePath, append_line
 from ..core.progress import commit, logged_warnings
-from ..core.registry import resolve
+from ..core.registry import one_of, resolve
 from ..data.evaluation_batches import evaluation_processes, readable
 from ..data.image_files import photo_paths
 from ..data.paraphrases import MARIAN, MarianTranslator, write_paraphrases
@@ -29,7 +29,7 @@ from ..evaluation.transfer import table_text
 from .export_folder import export_folder
 from .hub import HUB_PREFIX, pull_model, upload_folder
 from .load_run import open_run, recipe_of
-from .resolve_options import EXPORT_LAYOUTS, one_of
+from .resolve_options import EXPORT_LAYOUTS
 from .spec import recorded_options
 from ..models.features import POOLS, PRECISIONS, stored_features, write_features
 from ..models.graph_export import GRAPHS, export_graphs
@@ -38,15 +38,6 @@ from ..training.distributed import process_group
 from ..training.run_folder import open_run_folder
 
 # %% ../../nbs/experiments/70_commands.ipynb #107d7c32
-def _context(run, which, root, max_corrupt, log, plugins, device):
-    "Open a run for an evaluation"
-    model = open_run(run, which, device=device, plugins=plugins)
-    loaded = open_run_folder(run)
-    limit = loaded.info.get('max_corrupt') if max_corrupt is None else max_corrupt
-    sizes = recorded_options(loaded.info, loaded / 'recipe.json')
-    return EvaluationContext(model, recipe_of(loaded), loaded.info, sizes, root, log, max_corrupt=limit, run=loaded)
-
-
 def _device(name, dist):
     "Choose the device of this process; a `ValueError` if `torchrun` has assigned a different one"
     if dist.world_size == 1:
@@ -56,16 +47,23 @@ def _device(name, dist):
     return dist.device
 
 
-def _check_precision(precision, device, log):
-    "Check that features can be computed in this precision, and log a warning if that is slow"
+def _context(dist, run, which, root, max_corrupt, log, plugins, device, precision):
+    "Open a run for an evaluation, on the device of this process, and warn if its precision is slow there"
+    device = _device(device, dist)
     one_of('--precision', precision, PRECISIONS)
     # imported here because it imports fastai, which captions do not need
     from vlrep.training.precision import choose_precision, emulation_hint
 
+    log = log if dist.is_main else str
     if hint := emulation_hint(device, choose_precision(device, precision)):
         log(hint)
+    model = open_run(run, which, device=device, plugins=plugins)
+    loaded = open_run_folder(run)
+    limit = loaded.info.get('max_corrupt') if max_corrupt is None else max_corrupt
+    sizes = recorded_options(loaded.info, loaded / 'recipe.json')
+    return EvaluationContext(model, recipe_of(loaded), loaded.info, sizes, root, log, max_corrupt=limit, run=loaded)
 
-
+# %% ../../nbs/experiments/70_commands.ipynb #0633a01b
 def evaluate(
     run: FilePath,  # A run folder
     on: str,  # One of `EVALUATIONS`, such as world, captions or voc07
@@ -92,10 +90,8 @@ def evaluate(
         stored_features(features, precision),
         photo_cache(cache, log),
     ):
-        log = log if dist.is_main else str
-        device = _device(device, dist)
-        _check_precision(precision, device, log)
-        context = _context(run, which, root, max_corrupt, log, plugins, device)
+        context = _context(dist, run, which, root, max_corrupt, log, plugins, device, precision)
+        log = context.log
         rows = evaluation.evaluate(context, **options)
         if dist.is_main:
             facts = dict(on=on, root=root and str(root), options=options, which=str(which), precision=precision)
@@ -131,10 +127,8 @@ def extract_features(
     "Write the features of images from the backbone of a run; the same call continues an interrupted one"
     one_of('--pooling', pooling, POOLS)
     with process_group() as dist, evaluation_processes(workers, dist), photo_cache(cache, log):
-        log = log if dist.is_main else str
-        device = _device(device, dist)
-        _check_precision(precision, device, log)
-        context = _context(run, which, root, max_corrupt, log, plugins, device)
+        context = _context(dist, run, which, root, max_corrupt, log, plugins, device, precision)
+        log = context.log
         images = _open_part(context, data, part)
         how = dict(size=context.model.view.size, pools=(pooling,), precision=precision)
         folder = write_features(context.model.backbone, images, out, **how)[pooling]
@@ -166,10 +160,8 @@ def embed_photos(
         if photos and value is not None:
             raise ValueError(f'--{option} {value}: is for a dataset, and photos are named; leave one of them out')
     with process_group() as dist, evaluation_processes(workers, dist):
-        log = log if dist.is_main else str
-        device = _device(device, dist)
-        _check_precision(precision, device, log)
-        context = _context(run, which, root, max_corrupt, log, plugins, device)
+        context = _context(dist, run, which, root, max_corrupt, log, plugins, device, precision)
+        log = context.log
         m = context.model
         if photos:
             images = readable(ImageFileDataset(photos, m.side, 'photos', ids=photos), log, max_corrupt)
@@ -244,7 +236,7 @@ def push(
     log(f'{url}: opened by vlrep.load({HUB_PREFIX + repo!r})')
     return url
 
-
+# %% ../../nbs/experiments/70_commands.ipynb #146ba78d
 def pull(
     repo: str,  # Name on the hub: user/name
     out: FilePath,  # Folder to write to, new or empty

@@ -40,7 +40,7 @@ def pack_draws(
             row['draws'] = base64.b64encode(hundredths.astype('<i2').tobytes()).decode()
     return line
 
-
+# %% ../../nbs/experiments/60_comparisons.ipynb #66c8c7e6
 def unpack_draws(
     line: dict,  # A result
 ) -> dict:  # The same line
@@ -50,7 +50,7 @@ def unpack_draws(
             row['draws'] = (np.frombuffer(base64.b64decode(row['draws']), '<i2') / 100).tolist()
     return line
 
-
+# %% ../../nbs/experiments/60_comparisons.ipynb #fc69ab56
 def read_lines(
     path: FilePath,  # A file of JSON lines
 ) -> list:  # Dicts
@@ -98,7 +98,7 @@ class Difference(NamedTuple):
     s_seed: float  # Standard deviation over seeds
     s_scene: float  # Standard deviation over redraws of the test scenes, of the mean over seeds
 
-
+# %% ../../nbs/experiments/60_comparisons.ipynb #fc7ac3cc
 def difference(
     treatment: list,  # Score of each seed (s,)
     control: list,  # Scores of the other variant with the same seeds (s,)
@@ -120,7 +120,7 @@ def difference(
     names = range(s) if seeds is None else seeds
     return Difference(float(each.mean()), half, dict(zip(names, each.tolist())), float(s_seed), float(s_scene))
 
-
+# %% ../../nbs/experiments/60_comparisons.ipynb #cc8b9e9e
 def metric_rows(
     lines: list,  # Results of one variant
     question: str,  # Such as 'objects'

@@ -12,7 +12,7 @@ import typing
 from dataclasses import asdict, fields, replace
 
 from ..core.fields import check_fields, field_hints
-from ..core.registry import did_you_mean
+from ..core.registry import one_of
 from ..methods.base import METHODS
 from ..methods.recipe import MethodRecipe
 from ..models.resnet_names import RESNETS
@@ -95,8 +95,7 @@ def override_all(
             raise ValueError(f'{pair!r}: write field=value')
         if _SYNONYMS.get(name) in home:
             raise ValueError(f'unknown field {name!r}: it is called {_SYNONYMS[name]!r}')
-        if name not in home:
-            raise did_you_mean('field', name, home)
+        one_of('field', name, home)
         i = home[name]
         new[i][name] = read_value(text, field_hints(type(dataclasses[i]), plain=True)[name], name)
     return [replace(p, **n) for p, n in zip(dataclasses, new)]
@@ -116,7 +115,7 @@ def recipe_dict(
     "Return the fields of `recipe` as plain values, tuples as lists"
     return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(recipe).items()}
 
-
+# %% ../../nbs/experiments/10_config.ipynb #50a1f1a7
 def recipe_from_dict(
     cls: type,  # The dataclass
     d: dict,  # From `recipe_dict`
@@ -124,8 +123,7 @@ def recipe_from_dict(
     "Undo `recipe_dict`; fields missing in `d` get their defaults"
     names = [f.name for f in fields(cls)]
     for k in d:
-        if k not in names:
-            raise did_you_mean(f'field of {cls.__name__}', k, names)
+        one_of(f'field of {cls.__name__}', k, names)
     return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in d.items()})
 
 # %% ../../nbs/experiments/10_config.ipynb #32b262af
@@ -135,8 +133,7 @@ def get_recipe(
 ) -> MethodRecipe:  # Its frozen dataclass
     "Return the recipe `name` of `method`"
     recipes = METHODS[method].recipes
-    if name not in recipes:
-        raise did_you_mean(f'recipe of {method}', name, recipes)
+    one_of(f'recipe of {method}', name, recipes)
     return recipes[name]
 
 

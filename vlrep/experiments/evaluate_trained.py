@@ -71,16 +71,7 @@ _ADVICE = {
     'ended far from its best': 'lower learning rates help',
 }
 
-
-def _log(run, log):
-    "Read the rows of the run's log; [] if it is damaged, because the evaluations do not depend on it"
-    try:
-        return run.log()
-    except ValueError as e:
-        log(f'{e}; how the training ended is unknown')
-        return []
-
-
+# %% ../../nbs/experiments/40_evaluate_trained.ipynb #65ed45f9
 def _of_training(run, recipe, splits, learn, log):
     "Collect numbers of the training itself, and the unreadable images (id -> reason)"
     model = learn.model
@@ -101,7 +92,11 @@ def _of_training(run, recipe, splits, learn, log):
         parameters=count(model),
         backbone_parameters=0 if model.visual is None else count(model.visual),
     )
-    rows = _log(run, log)
+    try:
+        rows = run.log()
+    except ValueError as e:  # the evaluations do not depend on it
+        log(f'{e}; how the training ended is unknown')
+        rows = []
     num['warnings'] = {run.info['method']: w} if (w := learning_warning(rows)) else {}
     num['reference'] = curve_verdict(run.info, rows)
     log(num['reference']['text'])
@@ -110,7 +105,7 @@ def _of_training(run, recipe, splits, learn, log):
             log(d.corrupt_report())
     return num, {d.source.ids[r]: why for d in dls for r, why in d.corrupt.items()}
 
-
+# %% ../../nbs/experiments/40_evaluate_trained.ipynb #3ee77073
 def _weights_of(info, log):
     "Return the file of a run's initial weights, if it exists and has not changed"
     path = info.get('weights_file')
@@ -135,13 +130,13 @@ def _figures(context, samples):
     return shown
 
 
-def _neighbours(context, before, run, maximum=1000):
+def _neighbours(context, before, run):
     "Find nearest neighbours among held-out images, before and after training"
     m = context.model
     recipe = context.recipe
     info = context.info
     splits = context.splits
-    few = splits['test'].subset(range(min(len(splits['test']), maximum)))
+    few = splits['test'].subset(range(min(len(splits['test']), 1000)))
     if len(few) < 2 or 'backbone' not in m.capabilities:
         return {}
     if not before:

@@ -41,7 +41,7 @@ def _facts(run):
     plugins = [Path(p).name for p in run.info.get('plugins', [])]
     return facts | dict(plugins=plugins, exported=run.path.resolve().name)
 
-
+# %% ../../nbs/experiments/68_export_folder.ipynb #3a8fc0db
 _USE = dict(
     embed="vectors = model.embed(['photo.jpg'])   # one of {width} numbers for each photo",
     caption="captions = model.caption(['photo.jpg'])",

@@ -16,7 +16,7 @@ import torch
 
 from ..core.device import choose_device
 from ..core.files import FilePath, brief, read_json, write_json
-from ..core.progress import commit, logged_warnings
+from ..core.progress import logged_warnings
 from ..core.run_facts import has_type, type_words
 from ..core.weights import WeightsNotFinite, fill_model
 from ..data.collate import caption_lines
@@ -35,9 +35,9 @@ from ..evaluation.finetune.results import Answerer, decide_all, task_rows
 from ..evaluation.finetune.training import TaskCollator, finetune_learner, fit_task, text_limit
 from ..evaluation.transfer import table_text
 from .config import recipe_dict, recipe_from_dict
-from .job import Job, resumed_line, run_folder
+from .job import Job, resumed_line
 from .load_run import method_of, recipe_of, run_model, trusted_run
-from .spec import FinetuneSpec, Runtime, _full_path, check_out, recorded_spec
+from .spec import FinetuneSpec, Runtime, check_out, recorded_spec
 from ..methods.base import METHODS
 from ..models.pretrained import Pretrained
 from ..models.region_cache import CachedReader
@@ -65,12 +65,15 @@ def _tokenizer(run):
     return Tokenizer.load(run.part('tokenizer.model')) if (run / 'tokenizer.model').exists() else None
 
 
+def _checkpoint_model(run, recipe, which):
+    "Load the model in a checkpoint of a pretrained run, and what it can do"
+    model = run_model(run, recipe, run.weights(which), f'{run.path}, checkpoint {which}')
+    return model, method_of(run).capabilities(model)
+
+
 def _first_body(run, recipe, which):
     "Load a pretrained run's model if it can `fuse`, else its backbone, and tell which of the two it is"
-    weights = run.weights(which)
-    name = f'{run.path}, checkpoint {which}'
-    model = run_model(run, recipe, weights, name)
-    can = method_of(run).capabilities(model)
+    model, can = _checkpoint_model(run, recipe, which)
     if 'fuse' in can:
         return model, False
     if 'backbone' not in can:
@@ -87,7 +90,7 @@ def _same_body(run, recipe, tokenizer, weights, name):
     model = run_model(run, recipe, own, name)
     return model, method_of(run).capabilities(model)
 
-
+# %% ../../nbs/experiments/75_finetune.ipynb #ebdbcbb8
 def _regions(recipe, folder=None, width=None):
     """Return how a recipe reads regions: grid, boxes or files; and a reader for batches, or None
 
@@ -128,7 +131,7 @@ def _model(body, plan, task, labels, seed):
         body, len(labels), pooler=pooler, dropout=plan.dropout, frozen=plan.frozen, text_only=plan.text_only, seed=seed
     )
 
-
+# %% ../../nbs/experiments/75_finetune.ipynb #1f1114ba
 def _open_transferred(run, spec, labels, weights, name, device):
     "Open the model of a task on images only"
     task = TASKS[spec.task]
@@ -148,7 +151,7 @@ def _labels_of(run):
         raise ValueError(f'{run / "labels.json"}: {brief(labels)}: expected {type_words(list[str])}')
     return labels
 
-
+# %% ../../nbs/experiments/75_finetune.ipynb #418a2e33
 def open_finetuned(
     run: Run,  # From `open_run_folder`
     which: str | int = 'best',  # Checkpoint: best, last, or a step number
@@ -217,7 +220,7 @@ def _examples(spec, side, log, max_corrupt):
 
     return {s: d for s in ('train', 'valid', 'test') if (d := part(s)) is not None}
 
-
+# %% ../../nbs/experiments/75_finetune.ipynb #fbb5ca0e
 def _labels(spec, train):
     "Return the labels of a file, else of the data, else of the task"
     if spec.labels_file:
@@ -238,7 +241,7 @@ def _with_targets(task, splits, labels, log):
             raise ValueError(f'{out[s].name}: the {s} examples have no answers')
     return out
 
-
+# %% ../../nbs/experiments/75_finetune.ipynb #7c7dadae
 def _check_regions(reader, splits):
     "Look up the regions of all images, including the test set, before training"
     for d in splits.values() if reader else ():
@@ -299,21 +302,10 @@ def _has_result(run, log):
 def _new_run(job, setup, source, out):
     "Create the run folder, with all files needed to open it"
     spec = job.spec
-    runtime = job.runtime
-    facts = setup.facts
     places = {k: v for k, v in spec.facts().items() if k in _PLACES}
     places |= dict(run=str(source.path), first_weights=tensors_digest(setup.body.state_dict()))
-    run = Run.create(
-        run_folder(out, f'{spec.task}-{spec.data}', facts['method']),
-        commit=commit(),
-        plugins=source.info.get('plugins', []),
-        workers=runtime.workers,
-        save_every=runtime.save_every,
-        max_corrupt=runtime.max_corrupt,
-        cache=_full_path(runtime.cache),
-        tracker=runtime.tracker,
-        **{**facts, 'finetune': {**facts['finetune'], **places}},
-    )
+    facts = setup.facts | dict(finetune=setup.facts['finetune'] | places, plugins=source.info.get('plugins', []))
+    run = job.create_run(out, f'{spec.task}-{spec.data}', **facts)
     write_json(run / 'labels.json', setup.labels)
     run.keep_part('labels.json')
     if setup.collate:
@@ -367,7 +359,7 @@ def _setup(job, source, tokenizer, recipe, old):
         log(line)
     return _Setup(_model(body, plan, task, labels, spec.seed), body, splits, labels, recipe, facts, plan.steps, collate)
 
-
+# %% ../../nbs/experiments/75_finetune.ipynb #8f0c4b25
 def _transfer_setup(job, source, recipe, old):
     "Read the examples of an image-only task, build the model on the backbone, and collect the facts of the run"
     spec = job.spec
@@ -380,9 +372,7 @@ def _transfer_setup(job, source, recipe, old):
     if old:
         body = initial_backbone(recipe, old.info.get('backbone'))
     else:
-        weights = source.weights(spec.which)
-        model = run_model(source, recipe, weights, f'{source.path}, checkpoint {spec.which}')
-        body = method_of(source).capabilities(model).get('backbone')
+        body = _checkpoint_model(source, recipe, spec.which)[1].get('backbone')
         if body is None:
             raise ValueError(f'{source.path}: {source.info["method"]} has no backbone, which --task {spec.task} needs')
     facts = _finetuning_facts(
@@ -563,7 +553,7 @@ def _begun_with(info, recipe, tokenizer):
     "Load the body's weights before fine-tuning; a `ValueError` if their run is gone or has changed"
     ft = info['finetune']
     source = open_run_folder(ft['run'])
-    which = int(ft['which']) if str(ft['which']).isdecimal() else ft['which']
+    which = ft['which']
     body, alone = _first_body(source, recipe, which)
     if alone:
         body = GridAndText(body, tokenizer, **_GRID, seed=info['seed'])

@@ -39,7 +39,7 @@ def _why(error):
     "Return the first line of an error's message"
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
-
+# %% ../../nbs/experiments/32_hub.ipynb #d9d853fb
 def upload_folder(
     folder: FilePath,  # From `export_folder`
     repo: str,  # user/name; created if missing
@@ -60,7 +60,7 @@ def upload_folder(
         ) from None
     return sent.commit_url
 
-
+# %% ../../nbs/experiments/32_hub.ipynb #7a8b521c
 def pull_model(
     repo: str,  # user/name, or hf://user/name
     folder: FilePath = None,  # Destination, a new or empty folder; by default the hub's cache

@@ -40,7 +40,7 @@ def has_backbone(
     with safe_open(str(file), 'pt') as f:
         return any(k.startswith('visual.') for k in f.keys())
 
-
+# %% ../../nbs/experiments/35_initial_weights.ipynb #b11a96bb
 def run_backbone(
     run: FilePath,  # Folder of a pretraining run
     backbone: str = None,  # Requested name, as for `named_backbone`

@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
 import torch
-from fastcore.basics import noop
+from fastcore.basics import noop, patch
 
 from ..core.device import choose_device
 from ..core.files import FilePath, file_sha256
@@ -24,7 +24,7 @@ from ..core.registry import plugin_files
 from ..data.loader import TooManyDamaged, check_share
 from ..data.photo_cache import photo_cache
 from .sanity_checks import busy_hint
-from .spec import FinetuneSpec, RunSpec, Runtime, check_out
+from .spec import FinetuneSpec, RunSpec, Runtime, _full_path
 from ..training.distributed import process_group
 from ..training.interrupts import TrainingInterrupted, catch_signals
 from ..training.precision import choose_precision, effective_precision, emulation_hint, learner_precision
@@ -50,7 +50,6 @@ def run_folder(
     method: str,  # One of `METHODS`
 ) -> Path:  # A folder without a run
     "Choose the folder of a new run"
-    check_out(out)
     if out is not None:
         return Path(out)
     n = 1
@@ -62,7 +61,7 @@ def run_folder(
         except FileExistsError:
             n += 1
 
-
+# %% ../../nbs/experiments/55_job.ipynb #566c57c9
 @contextmanager
 def remove_if_empty(
     run: Run,  # A new run; a resumed one is not removed
@@ -130,102 +129,137 @@ class Job:
             with photo_cache(runtime.cache, job.log):
                 yield job
 
-    def facts(
-        self,
-        plugins: list,  # Python files that define the run's method or data
-    ) -> dict:
-        "Collect what determines the bits of a run in addition to its specification"
-        loaded = {Path(p).name: p for p in plugin_files()}
-        files = [Path(loaded.get(Path(p).name, p)) for p in plugins]
-        return dict(
-            precision=self.precision,
-            threads=torch.get_num_threads(),
-            world_size=self.dist.world_size,
-            processor=processor(),
-            versions=versions(),
-            plugin_code=', '.join(f'{f.name} {file_sha256(f)[:12]}' for f in files) or None,
-        )
+# %% ../../nbs/experiments/55_job.ipynb #83717d5e
+@patch
+def facts(
+    self: Job,
+    plugins: list,  # Python files that define the run's method or data
+) -> dict:
+    "Collect what determines the bits of a run in addition to its specification"
+    loaded = {Path(p).name: p for p in plugin_files()}
+    files = [Path(loaded.get(Path(p).name, p)) for p in plugins]
+    return dict(
+        precision=self.precision,
+        threads=torch.get_num_threads(),
+        world_size=self.dist.world_size,
+        processor=processor(),
+        versions=versions(),
+        plugin_code=', '.join(f'{f.name} {file_sha256(f)[:12]}' for f in files) or None,
+    )
 
-    def agree(
-        self,
-        facts: dict,  # What determines the bits of the run in this process
-        batch_size: int,  # Images per step, over all processes
-    ) -> None:
-        "Check that all processes would train the same run; otherwise a `ValueError` in all of them"
-        first, *rest = self.dist.objects({k: v for k, v in facts.items() if k != 'processor'})
-        for rank, other in enumerate(rest, 1):
-            if lines := differences(first, other):
-                lines = [line.replace(': was ', ' ').replace(', now ', ' in rank 0 and ') for line in lines]
-                raise ValueError(
-                    f'rank {rank} would train a different run ({"; ".join(lines)} in rank {rank}): start all processes '
-                    f'with the same words, on the same data'
-                )
-        check_share(batch_size, self.dist.world_size)
-
-    def hints(self) -> None:
-        "Log what makes the run slower than necessary"
-        for hint in (busy_hint(torch.get_num_threads()), emulation_hint(self.device, self.precision)):
-            if hint:
-                self.log(hint)
-
-    @contextmanager
-    def folder(
-        self,
-        open_run: Callable,  # Creates a run, or locks a resumed one; called in the first process
-    ) -> Iterator[Run]:
-        "Open the run's folder: the first process writes there, the others read"
-        run = open_run() if self.dist.is_main else None
-        path = self.dist.objects(run and str(run.path.resolve()))[0]
-        run = run or open_run_folder(path)
-        clean_up = remove_if_empty(run, not self.resumed, self.log) if self.dist.is_main else nullcontext()
-        with run, clean_up:
-            yield run
-
-    def tracker(
-        self,
-        run: Run,  # Open for writing
-    ) -> AbstractContextManager:  # Context of a tracker; of None without one, and in the other processes
-        "Open the tracker of the run, see `vlrep.training.trackers`"
-        return open_tracker(self.runtime.tracker if self.dist.is_main else None, run.path, run.info, self.log)
-
-    @contextmanager
-    def catch_signals(
-        self,
-        run: Run,  # Run to name in the `TrainingInterrupted` of the body
-    ) -> Iterator[object]:
-        "Record signals while the body trains, see `vlrep.training.interrupts.signals`"
-        # torchrun forwards a signal that its processes may have received already, seconds ago on a busy node;
-        # after 30 s it kills them
-        with catch_signals(20.0 if 'RANK' in os.environ else 0.0) as stop:
-            try:
-                yield stop
-            except TrainingInterrupted as e:
-                e.run = run.path
-                raise
-
-    def add_result(
-        self,
-        run: Run,  # Open for writing
-        model: torch.nn.Module,  # Trained model
-        **more,  # method, data, numbers and so on
-    ) -> None:
-        "Append the result to `result.jsonl`, with the facts of its origin"
-        run.add_result(
-            dict(
-                format=FORMAT,
-                method=run.info['method'],
-                seed=run.info['seed'],
-                commit=commit(),
-                date=time.strftime('%Y-%m-%d'),
-                processor=processor(),
-                threads=run.info['threads'],
-                precision=effective_precision(model, run.info['precision']),
-                seconds={k: round(v, 2) for k, v in self.stages.seconds.items()},
-                **more,
+# %% ../../nbs/experiments/55_job.ipynb #d3562dcc
+@patch
+def agree(
+    self: Job,
+    facts: dict,  # What determines the bits of the run in this process
+    batch_size: int,  # Images per step, over all processes
+) -> None:
+    "Check that all processes would train the same run; otherwise a `ValueError` in all of them"
+    first, *rest = self.dist.objects({k: v for k, v in facts.items() if k != 'processor'})
+    for rank, other in enumerate(rest, 1):
+        if lines := differences(first, other):
+            lines = [line.replace(': was ', ' ').replace(', now ', ' in rank 0 and ') for line in lines]
+            raise ValueError(
+                f'rank {rank} would train a different run ({"; ".join(lines)} in rank {rank}): start all processes '
+                f'with the same words, on the same data'
             )
+    check_share(batch_size, self.dist.world_size)
+
+# %% ../../nbs/experiments/55_job.ipynb #a5544460
+@patch
+def hints(self: Job) -> None:
+    "Log what makes the run slower than necessary"
+    for hint in (busy_hint(torch.get_num_threads()), emulation_hint(self.device, self.precision)):
+        if hint:
+            self.log(hint)
+
+# %% ../../nbs/experiments/55_job.ipynb #9feebec5
+@patch
+def create_run(
+    self: Job,
+    out: FilePath | None,  # Folder of the new run, see `run_folder`
+    prefix: str,  # For the name of the folder: the data
+    **facts,  # What determines the bits of the run, where its files are, and its `plugins`
+) -> Run:  # Open for writing
+    "Create the folder of a new run, with its facts and the settings of this start"
+    runtime = self.runtime
+    return Run.create(
+        run_folder(out, prefix, facts['method']),
+        commit=commit(),
+        workers=runtime.workers,
+        save_every=runtime.save_every,
+        max_corrupt=runtime.max_corrupt,
+        cache=_full_path(runtime.cache),
+        tracker=runtime.tracker,
+        **facts,
+    )
+
+# %% ../../nbs/experiments/55_job.ipynb #0152942b
+@patch
+@contextmanager
+def folder(
+    self: Job,
+    open_run: Callable,  # Creates a run, or locks a resumed one; called in the first process
+) -> Iterator[Run]:
+    "Open the run's folder: the first process writes there, the others read"
+    run = open_run() if self.dist.is_main else None
+    path = self.dist.objects(run and str(run.path.resolve()))[0]
+    run = run or open_run_folder(path)
+    clean_up = remove_if_empty(run, not self.resumed, self.log) if self.dist.is_main else nullcontext()
+    with run, clean_up:
+        yield run
+
+# %% ../../nbs/experiments/55_job.ipynb #003e8b1e
+@patch
+def tracker(
+    self: Job,
+    run: Run,  # Open for writing
+) -> AbstractContextManager:  # Context of a tracker; of None without one, and in the other processes
+    "Open the tracker of the run, see `vlrep.training.trackers`"
+    return open_tracker(self.runtime.tracker if self.dist.is_main else None, run.path, run.info, self.log)
+
+# %% ../../nbs/experiments/55_job.ipynb #3ead6068
+@patch
+@contextmanager
+def catch_signals(
+    self: Job,
+    run: Run,  # Run to name in the `TrainingInterrupted` of the body
+) -> Iterator[object]:
+    "Record signals while the body trains, see `vlrep.training.interrupts.signals`"
+    # torchrun forwards a signal that its processes may have received already, seconds ago on a busy node;
+    # after 30 s it kills them
+    with catch_signals(20.0 if 'RANK' in os.environ else 0.0) as stop:
+        try:
+            yield stop
+        except TrainingInterrupted as e:
+            e.run = run.path
+            raise
+
+# %% ../../nbs/experiments/55_job.ipynb #695fb21a
+@patch
+def add_result(
+    self: Job,
+    run: Run,  # Open for writing
+    model: torch.nn.Module,  # Trained model
+    **more,  # method, data, numbers and so on
+) -> None:
+    "Append the result to `result.jsonl`, with the facts of its origin"
+    run.add_result(
+        dict(
+            format=FORMAT,
+            method=run.info['method'],
+            seed=run.info['seed'],
+            commit=commit(),
+            date=time.strftime('%Y-%m-%d'),
+            processor=processor(),
+            threads=run.info['threads'],
+            precision=effective_precision(model, run.info['precision']),
+            seconds={k: round(v, 2) for k, v in self.stages.seconds.items()},
+            **more,
         )
+    )
 
-
+# %% ../../nbs/experiments/55_job.ipynb #4f9c9aae
 def resumed_line(
     step: int,  # From `resume_training`
     alone: bool,  # Is the best checkpoint the only one?

@@ -16,7 +16,7 @@ from torch import nn
 
 from ..core.device import choose_device
 from ..core.files import FilePath
-from ..core.registry import check_plugins, did_you_mean, load_plugin, resolve
+from ..core.registry import check_plugins, load_plugin, one_of, resolve
 from ..core.weights import NoInitialWeights, fill_model
 from ..data.image_files import photo_paths
 from ..data.tokenizer import Tokenizer
@@ -40,14 +40,13 @@ def trusted_run(
     check_plugins(run.path, run.info.get('plugins', []))
     return run
 
-
+# %% ../../nbs/experiments/36_load_run.ipynb #5bb14385
 def method_of(
     run: Run,  # From `open_run_folder`
 ) -> Method:
     "Return the method of a run; a `ValueError` names the file if the method is unknown"
     name = run.info['method']
-    if name not in METHODS:
-        raise did_you_mean(f'method in {run / "recipe.json"}', name, METHODS)
+    one_of(f'method in {run / "recipe.json"}', name, METHODS)
     return METHODS[name]
 
 

@@ -44,7 +44,7 @@ def open_loaders(
     dls.recipe = recipe
     return dls
 
-
+# %% ../../nbs/experiments/66_notebook.ipynb #4d9c9ca1
 def learner_of(
     dls: 'DataLoaders',  # From `open_loaders`
     precision: str = 'auto',  # auto, fp32, bf16 or fp16

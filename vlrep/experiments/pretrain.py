@@ -14,7 +14,6 @@ from pathlib import Path
 import torch
 
 from ..core.files import FilePath, write_json
-from ..core.progress import commit
 from ..core.registry import plugin_files, resolve
 from ..core.weights import WeightsNotFinite
 from ..data.collate import caption_lines
@@ -28,14 +27,13 @@ from .comparisons import changes_of
 from .config import recipe_dict, recorded_recipe
 from .evaluate_trained import measure
 from .initial_weights import has_backbone, with_backbone
-from .job import Job, resumed_line, run_folder
+from .job import Job, resumed_line
 from .load_run import tokenizer_of, trusted_run
 from .sanity_checks import dry_run, overfit
 from vlrep.experiments.spec import (
     FinetuneSpec,
     RunSpec,
     Runtime,
-    _full_path,
     check_out,
     recorded_runtime,
     recorded_spec,
@@ -65,7 +63,7 @@ def _pretraining_facts(job, spec, plugins, old):
         return dict(facts, weights=old.info.get('weights'))
     return dict(facts, weights=weights_digest(file))
 
-
+# %% ../../nbs/experiments/65_pretrain.ipynb #bc15f4eb
 def _longer(run, facts):
     "Tell whether a finished run should continue to more steps"
     return facts['recipe']['steps'] > run.recipe['steps'] and not run.unfinished()
@@ -120,14 +118,7 @@ def _initial_weights(spec, facts, old, at):
         )
     return file
 
-
-def _new_schedule(run, learn, step):
-    "Describe the new schedule of a finished run that continues to more steps"
-    factor = getattr(getattr(learn, 'schedule', None), 'factor', None)
-    rate = f': at step {step} the learning rate is {factor(step):.2f} of its peak' if factor else ''
-    return f'the run was finished and goes on to {run.recipe["steps"]:,} steps, on a new schedule of that length{rate}'
-
-
+# %% ../../nbs/experiments/65_pretrain.ipynb #73a0b8ed
 def _continue(learn, run, at, regroup, inexact, log):
     "Restore the state of the run in a new learner"
     if learn.dist.is_main:
@@ -135,12 +126,15 @@ def _continue(learn, run, at, regroup, inexact, log):
     alone = not run.saved() and at != 'best'
     step = resume_training(learn, run, at, regroup)
     if run.unfinished() and (run / 'result.jsonl').exists():
-        log(_new_schedule(run, learn, step))
+        factor = getattr(getattr(learn, 'schedule', None), 'factor', None)
+        rate = f': at step {step} the learning rate is {factor(step):.2f} of its peak' if factor else ''
+        steps = f'{run.recipe["steps"]:,} steps'
+        log(f'the run was finished and goes on to {steps}, on a new schedule of that length{rate}')
     log(resumed_line(step, alone))
     if inexact and (run / 'best').exists() and (regroup or run.state('best')['step'] > step):
         learn.train_state.best_loss = math.inf
 
-
+# %% ../../nbs/experiments/65_pretrain.ipynb #a464ec37
 def _completed(path, log):
     "Tell whether the run is complete, writing a missing report; a `ValueError` for a damaged result"
     run = open_run_folder(path)
@@ -216,7 +210,7 @@ def _first_line(job, spec, splits, method):
 
 FEW_PHOTOS = 50_000  # With fewer photos, pretrained initial weights are better
 
-
+# %% ../../nbs/experiments/65_pretrain.ipynb #33538a9b
 def _weights_hint(spec, photos, method):
     "Recommend pretrained initial weights for few photos; None if given, or if the method has no use for them"
     if spec.weights_file or photos >= FEW_PHOTOS or not DATASETS[spec.data].root_help or method.no_backbone:
@@ -226,7 +220,7 @@ def _weights_hint(spec, photos, method):
         '--backbone torchvision/resnet50:IMAGENET1K_V2 or timm/NAME.WEIGHTS (fetched once), or --weights FILE'
     )
 
-
+# %% ../../nbs/experiments/65_pretrain.ipynb #24551bc7
 def _open_parts(job, spec, method, old, inexact):
     "Open the training, validation and test set of a run"
     with job.stages('photos' if DATASETS[spec.data].root_help else spec.data), job.dist.main_first():
@@ -252,23 +246,9 @@ def _open_run(job, spec, facts, notes, plugins, out, old):
         run = Run.reopen(old.path)
         run.change(dict(notes=notes, root=spec.root))
         return run
-    runtime = job.runtime
     found = dict(split_found=True) if getattr(spec.options, 'split', None) == 'auto' else {}
-    return Run.create(
-        run_folder(out, spec.data, spec.method),
-        commit=commit(),
-        root=spec.root,
-        weights_file=spec.weights_file,
-        plugins=plugins,
-        notes=notes,
-        workers=runtime.workers,
-        save_every=runtime.save_every,
-        max_corrupt=runtime.max_corrupt,
-        cache=_full_path(runtime.cache),
-        tracker=runtime.tracker,
-        **found,
-        **facts,
-    )
+    places = dict(root=spec.root, weights_file=spec.weights_file)
+    return job.create_run(out, spec.data, plugins=plugins, notes=notes, **places, **found, **facts)
 
 # %% ../../nbs/experiments/65_pretrain.ipynb #4b819bd2
 def _train(job, run, method, splits, facts, tracker, *, old, at, inexact):
@@ -375,7 +355,7 @@ def pretrain(
     with Job.begin(spec, runtime, log) as job:
         return _pretrain(job, out)
 
-
+# %% ../../nbs/experiments/65_pretrain.ipynb #7f573404
 def resume_run(
     run: FilePath,  # Folder of a stopped run of pretraining or fine-tuning
     spec: RunSpec | FinetuneSpec | None = None,  # By default the recorded one, see `recorded_spec`

@@ -14,13 +14,12 @@ from pathlib import Path
 
 from ..core.fields import check_fields, corrupt_limit, field_rows
 from ..core.files import FilePath
-from ..core.registry import check_plugins, load_plugin, resolve
+from ..core.registry import check_plugins, load_plugin, one_of, resolve
 from ..core.run_facts import read_run_facts
 from ..datasets.base import DATASETS
 from ..evaluation.finetune.plan import TASKS
 from .config import get_recipe, override, override_all, recipe_dict, recipe_from_dict, recorded_recipe
-from .resolve_options import one_of, recipe_name, resolve_options, tiny_changes
-from ..methods.base import METHODS
+from .resolve_options import recipe_name, resolve_options, tiny_changes
 from ..methods.recipe import MethodRecipe
 from ..models.resnet_names import own_resnet, split_weights
 from ..training.trackers import check_tracker
@@ -42,7 +41,7 @@ def _check_path(option, path):
     if path is not None and not str(path).strip():
         raise ValueError(f'{option} {str(path)!r}: a path is missing')
 
-
+# %% ../../nbs/experiments/25_spec.ipynb #1462bf67
 def check_out(
     out: FilePath | None,  # A folder for a new run
 ) -> None:
@@ -51,7 +50,7 @@ def check_out(
     if out is not None and (Path(out) / 'recipe.json').exists():
         raise ValueError(f'--out {out}: already contains a run; choose another folder, or: vlrep resume {out}')
 
-
+# %% ../../nbs/experiments/25_spec.ipynb #e6b9e3dc
 def _full_path(path):
     return None if path is None else str(Path(path).resolve())
 
@@ -64,7 +63,7 @@ def _check_root(data, root):
         raise ValueError(f'--root {root}: {data} needs no files; choose a layout with --data: {with_files}')
     DATASETS[data].check_root(root)
 
-
+# %% ../../nbs/experiments/25_spec.ipynb #20dfaef2
 def _initial_weights(path, backbone):
     """Return the file of initial weights, backbone and changes of the recipe; a run folder means its best checkpoint
 
@@ -144,10 +143,8 @@ def run_spec(
     **more,  # seed, precision, threads, accumulate, see `RunSpec`
 ) -> RunSpec:
     "Make the specification of a run; a `ValueError` names an invalid option"
-    one_of('--method', method, METHODS)
-    one_of('--data', data, DATASETS)
-    name = recipe_name(method, name, data)
     resolve_options(method, name, (), data)  # report incompatible options before a missing file
+    name = recipe_name(method, name, data)
     _check_root(data, root)
     file, backbone, shape = _initial_weights(weights_file, backbone)
     parts = [get_recipe(method, name), DATASETS[data].options]
@@ -250,7 +247,7 @@ def check_damage(
     except ValueError as e:
         raise ValueError(f'--max-corrupt: {e}') from None
 
-
+# %% ../../nbs/experiments/25_spec.ipynb #b87a78c6
 @dataclass(frozen=True)
 class Runtime:
     "Settings that do not change the result, and so may change between two starts of a run"
@@ -287,7 +284,7 @@ def recorded_options(
     except (ValueError, TypeError, AttributeError) as e:
         raise ValueError(f'{path}: {e}') from e
 
-
+# %% ../../nbs/experiments/25_spec.ipynb #cc22e788
 def _recorded_pretraining(facts, path):
     options = recorded_options(facts, path)
     recipe = recorded_recipe(facts, path)
@@ -315,7 +312,7 @@ def _recorded_finetuning(facts, path):
     except (ValueError, TypeError, AttributeError) as e:
         raise ValueError(f'{path}: damaged, finetune: {e}') from None
 
-
+# %% ../../nbs/experiments/25_spec.ipynb #8a7fce88
 def recorded_spec(
     run: FilePath,  # A run folder
     plugins: Sequence[FilePath] = (),  # Python files of the run that may be imported, because you trust them
@@ -328,7 +325,7 @@ def recorded_spec(
     path = Path(run) / 'recipe.json'
     return _recorded_finetuning(facts, path) if 'finetune' in facts else _recorded_pretraining(facts, path)
 
-
+# %% ../../nbs/experiments/25_spec.ipynb #58f5abc8
 def recorded_runtime(
     run: FilePath,  # A run folder
 ) -> Runtime:
@@ -360,7 +357,7 @@ def spec_options(
                 options[name] = 'none' if value is None else value
     return options | (dict(set=changes) if changes else {})
 
-
+# %% ../../nbs/experiments/25_spec.ipynb #5f8cf6e3
 def config_lines(
     spec: RunSpec | FinetuneSpec,
     runtime: Runtime = Runtime(),  # Values other than the defaults are written, too

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['COLOUR', 'METRIC_TITLES', 'data_uri', 'render_template', 'render_macro', 'facts_html', 'table_html', 'ticks',
-           'curves_svg', 'evaluation_name', 'bars_html', 'wide_rows', 'cards_html', 'figures_html', 'veil_uri',
-           'words_html', 'near_html', 'page_html']
+           'curves_svg', 'held_out_svg', 'evaluation_name', 'bars_html', 'wide_rows', 'cards_html', 'figures_html',
+           'veil_uri', 'words_html', 'near_html', 'page_html']
 
 # %% ../../nbs/reports/20_figures.ipynb #f94e7417
 import base64
@@ -62,7 +62,7 @@ def _templates():
     env.filters.update(data_uri=data_uri, anchor=_anchor, headings=_headings)
     return env
 
-
+# %% ../../nbs/reports/20_figures.ipynb #923bf1fe
 def _filled(f, *values):
     from jinja2 import UndefinedError
 
@@ -195,6 +195,15 @@ def curves_svg(
     )
 
 # %% ../../nbs/reports/20_figures.ipynb #511a7e1d
+def held_out_svg(
+    curves: dict,  # Name of a run -> (steps, losses), one step or more
+    method: str,  # Their method: losses of different methods are not comparable
+) -> str:  # As from `curves_svg`
+    "Draw the held-out losses of some runs of a method, scaled for what comes after the initial fall"
+    late = [loss for steps, losses in curves.values() for s, loss in zip(steps, losses) if s >= 0.05 * steps[-1]]
+    return curves_svg(curves, x='steps', y=f'{method}: held-out loss', top=max(late, default=None))
+
+# %% ../../nbs/reports/20_figures.ipynb #8204939c
 METRIC_TITLES = {  # Question of a row -> its title in a report
     'objects': 'all objects',
     'seen objects': 'objects seen in training',
@@ -214,7 +223,7 @@ def evaluation_name(r: dict) -> str:
     "Write the title of a row's question in a report"
     return METRIC_TITLES.get(r['question'], r['question']) + (f' ({r["metric"]})' if r.get('metric') else '')
 
-
+# %% ../../nbs/reports/20_figures.ipynb #e0773ab1
 def bars_html(
     rows: list,  # Dicts `question, metric, backbone, n, value, low, high, chance`, values in percent
 ) -> str:  # One block for each question
@@ -266,7 +275,7 @@ def cards_html(
     "Show images with the model's caption, a human caption, and correct, wrong and missed nouns"
     return render_macro('cards', samples)
 
-
+# %% ../../nbs/reports/20_figures.ipynb #2a897c21
 def figures_html(
     figures: list,  # Dicts `title`, `image` (data URI) and perhaps `explain`: a sentence or two below the title
 ) -> str:  # One section per figure
@@ -295,7 +304,7 @@ def veil_uri(
     Image.fromarray(a, 'LA').save(buf, 'PNG', optimize=True)
     return 'data:image/png;base64,' + base64.b64encode(buf.getvalue()).decode()
 
-
+# %% ../../nbs/reports/20_figures.ipynb #2902850e
 def words_html(
     samples: list,  # Dicts `image` (data URI, square), `words` (dicts `word, map`), perhaps `reference` by a person
 ) -> str:  # A row for each sample

@@ -57,7 +57,7 @@ def dagger(
     "Add a dagger to a name if its training had problems"
     return f'{name} †' if warned else name
 
-
+# %% ../../nbs/reports/10_instability.ipynb #5d3ea4e9
 def score_text(
     row: dict,  # Row of a table, with `value`, `low` and `high`; `interval=False` if the last two are not known
 ) -> str:
@@ -73,7 +73,7 @@ def shown_names(
     bad = {r['backbone'] for r in rows if r.get('warned')}
     return {b: dagger(b, b in bad) for b in dict.fromkeys(r['backbone'] for r in rows)}
 
-
+# %% ../../nbs/reports/10_instability.ipynb #c16e40d2
 def warning_notes(
     results: list,  # Lines of result.jsonl
     names: list = None,  # Name of each result; by default its method, changes and seed

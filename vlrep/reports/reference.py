@@ -15,8 +15,8 @@ from pathlib import Path
 from statistics import mean, median
 
 from ..core.files import FilePath, parse_json
-from ..core.registry import did_you_mean, resolve
-from ..core.run_facts import log_rows, read_run_facts
+from ..core.registry import one_of, resolve
+from ..core.run_facts import read_log, read_run_facts
 
 # %% ../../nbs/reports/25_reference.ipynb #31fadc32
 # Fields that only affect memory, speed, or the evaluation after the training
@@ -55,7 +55,7 @@ def _facts(info, method):
     own = {k: v for part in (recipe, data) for k, v in part.items() if k not in (*_FREE, 'name')}
     return dict(data=data['name'], **own, **{k: info.get(k) or v for k, v in _USUAL.items()})
 
-
+# %% ../../nbs/reports/25_reference.ipynb #37c3524f
 def _differing(info, entry):
     "Describe how a run differs from the runs of a reference"
     a = _facts(info, info['method'])
@@ -81,12 +81,11 @@ def log_column(
     known = [r for r in rows if r.get(name) not in (None, '')]
     return [float(r['step']) for r in known], [float(r[name]) for r in known]
 
-
+# %% ../../nbs/reports/25_reference.ipynb #71b8ad98
 def loss_curves(
     rows: list,  # Rows of log.csv with `step`, `train_loss`, `valid_loss`, as numbers or texts
 ) -> dict:  # 'training' and 'held out' -> (steps, losses)
     "Collect the losses of a run for its report"
-
     return {
         'training': log_column(_rows_of(rows, False), 'train_loss'),
         'held out': log_column(_rows_of(rows, True), 'valid_loss'),
@@ -99,7 +98,7 @@ def _rows_of(rows, held_out):
     within = [r for r in rows if r.get('valid_loss') in (None, '')]
     return ends if held_out else max(ends, within, key=len)
 
-
+# %% ../../nbs/reports/25_reference.ipynb #ed617439
 def term_curves(
     rows: list,  # Rows of log.csv
 ) -> dict:  # 'captions, training' -> (steps, values); {} for a loss of one term
@@ -178,7 +177,7 @@ def usual_range(
     low, high = ([f(curve[k][i] for i in at) for at in near] for f, k in ((min, 'low'), (max, 'high')))
     return steps, [a - d for a, d in zip(low, add)], [b + d for b, d in zip(high, add)]
 
-
+# %% ../../nbs/reports/25_reference.ipynb #0475ed80
 def _side(loss, low, high):
     if loss < low:
         return 'below'
@@ -214,11 +213,10 @@ def reference_curve(
 ) -> dict:  # As from `gather_curves`: facts, `seeds`, `curves` of 'training' and 'held out', `overfit`
     "Look up the losses of correct runs; a `ValueError` if there are none"
     references = _entries(method)
-    if recipe not in references:
-        raise did_you_mean(f'reference of {method}', recipe, references)
+    one_of(f'reference of {method}', recipe, references)
     return copy.deepcopy(references[recipe])
 
-
+# %% ../../nbs/reports/25_reference.ipynb #caf07fba
 def _nearest(info, references):
     "Find the most similar reference: (name, reference, differences of the run); None without references"
     known = [(name, e, _differing(info, e)) for name, e in references.items()]
@@ -278,9 +276,8 @@ def compare_curve(
 ) -> dict:  # As from `curve_verdict`
     "Compare the losses of a run folder with its reference; a `ValueError` names a missing or damaged file"
     folder = Path(getattr(run, 'path', run))
-    if not (folder / 'log.csv').is_file():
-        raise ValueError(f'{folder / "log.csv"}: no such log')
-    return curve_verdict(read_run_facts(folder, ('method', 'recipe', 'data')), log_rows(folder))
+    rows = read_log(folder / 'log.csv')
+    return curve_verdict(read_run_facts(folder, ('method', 'recipe', 'data')), rows)
 
 # %% ../../nbs/reports/25_reference.ipynb #287d7e42
 def overfit_verdict(

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from ..core.files import FilePath, atomic_file, read_json
+from ..core.files import FilePath, read_json, write_text
 from ..core.registry import resolve
 from ..core.run_facts import last_result, log_rows, read_run_facts
 from ..core.text_files import json_lines
@@ -27,6 +27,7 @@ from vlrep.reports.figures import (
     evaluation_name,
     facts_html,
     figures_html,
+    held_out_svg,
     near_html,
     render_macro,
     render_template,
@@ -133,7 +134,6 @@ def _learning(log, staged, bands):
 
     `staged`: are stages separate parameter groups? `bands`: the usual range of the losses of this recipe
     """
-
     if not log:
         return []
     loss = loss_curves(log)
@@ -165,7 +165,7 @@ def _learning(log, staged, bands):
         curves_svg(lrs, x='steps', y='learning rate', zero=True),
     ]
 
-
+# %% ../../nbs/reports/40_run_report.ipynb #a857f33c
 def other_tables(
     numbers: dict,  # Numbers of a result
 ) -> list:  # Rows of the tables without their own section, such as retrieval
@@ -184,7 +184,7 @@ def _terms(log):
         return ''
     return f'The training loss counts {" and ".join(training)}, the held-out loss {" and ".join(held_out)} only'
 
-
+# %% ../../nbs/reports/40_run_report.ipynb #e10f3a95
 def _use(samples, joint):
     "Write lines of Python that use a run"
     captions = any('caption' in c for c in samples.get('captions') or [])
@@ -255,7 +255,7 @@ def _notes(runs, names=None):
         [dict(method=r['info']['method'], seed=r['info']['seed'], numbers=r['res']['numbers']) for r in runs], names
     )
 
-
+# %% ../../nbs/reports/40_run_report.ipynb #63515623
 def _left_out(num):
     "Make facts and a list of skipped steps and photos; '' if there are none"
     bad = num.get('corrupt') or {}
@@ -344,7 +344,7 @@ def read_run(
         samples=read_json(samples) if samples.is_file() else {},
     )
 
-
+# %% ../../nbs/reports/40_run_report.ipynb #4fc0c750
 @contextmanager
 def shown_files(
     *runs,  # Folders whose files are shown
@@ -368,11 +368,10 @@ def write_page(
     path = Path(path)
     with shown_files(*runs):
         page = make()
-    with atomic_file(path) as new:
-        new.write_text(page, encoding='utf-8')
+    write_text(path, page)
     return path
 
-
+# %% ../../nbs/reports/40_run_report.ipynb #db6d56ef
 def write_report(
     run: 'FilePath|Run',  # A run folder with recipe.json and result.jsonl, perhaps log.csv and samples.json
 ) -> Path:  # report.html in that folder
@@ -393,7 +392,7 @@ def read_results(
             out += [line for _, line in json_lines(f)]
     return out
 
-
+# %% ../../nbs/reports/40_run_report.ipynb #9fd00e2f
 def over_seeds(
     results: list,  # Lines of one method on the world, one per seed
 ) -> list:  # Dicts `question, chance, ...`, one text per backbone
@@ -502,26 +501,17 @@ def _difference(a, b):
     d = a['value'] - b['value']
     return f'{d:+.1f} [{d - half:+.1f}, {d + half:+.1f}]', abs(d) > half
 
-
+# %% ../../nbs/reports/40_run_report.ipynb #415fe061
 def _curves(runs):
     "Draw the held-out losses of the runs, one figure per method"
     methods = list(dict.fromkeys(r['info']['method'] for r in runs.values()))
     out = []
     for m in methods:
-        lines = {}
-        late = []
-        for n, r in runs.items():
-            if r['info']['method'] != m:
-                continue
-            steps, losses = log_column(r['log'], 'valid_loss')
-            if steps:
-                lines[n] = steps, losses
-                late += [b for a, b in zip(steps, losses) if a >= 0.05 * steps[-1]]
-        if lines:
-            out.append(curves_svg(lines, x='steps', y=f'{m}: held-out loss', top=max(late)))
-    return out
+        curves = {n: log_column(r['log'], 'valid_loss') for n, r in runs.items() if r['info']['method'] == m}
+        out.append(held_out_svg({n: curve for n, curve in curves.items() if curve[0]}, m))
+    return [svg for svg in out if svg]
 
-
+# %% ../../nbs/reports/40_run_report.ipynb #666ae0f3
 def _costs(runs):
     "Make rows of seconds of each stage, images per second and parameters, one column per run"
     secs = {
@@ -547,12 +537,30 @@ def _costs(runs):
     ]
 
 # %% ../../nbs/reports/40_run_report.ipynb #2eed42e7
+def _caption_tables(captions, numbers):
+    "Make the tables about captions: scores, nouns, loss; `numbers`: those of each run by its name"
+    nouns = [
+        dict(run=n, **{k.replace('_', ' '): f'{v:.1f}' for k, v in num.items() if 'noun_' in k})
+        for n, num in numbers.items()
+        if 'noun_precision' in num
+    ]
+    nats = [
+        {'run': n, 'nats per word, correct photo': f'{num["right"]:.3f}', 'different photo': f'{num["wrong"]:.3f}'}
+        for n, num in numbers.items()
+        if 'right' in num
+    ]
+    return (
+        table_html(wide_rows(captions), 'Scores against human references, in percent.')
+        + table_html(nouns, 'Nouns of held-out captions, in percent.')
+        + table_html(nats, 'Loss of held-out captions.')
+    )
+
+# %% ../../nbs/reports/40_run_report.ipynb #ba592475
 def comparison_html(
     runs: list,  # Dicts `name, info, res, log` from `read_run`
 ) -> str:  # The page
     "Make the page of several runs"
     runs = dict(zip(_names(runs), runs))
-
     numbers = {n: r['res']['numbers'] for n, r in runs.items()}
 
     def tables(k):
@@ -574,21 +582,6 @@ def comparison_html(
         )
         for n, r in runs.items()
     ]
-    nouns = [
-        dict(run=n, **{k.replace('_', ' '): f'{v:.1f}' for k, v in num.items() if 'noun_' in k})
-        for n, num in numbers.items()
-        if 'noun_precision' in num
-    ]
-    nats = [
-        {'run': n, 'nats per word, correct photo': f'{num["right"]:.3f}', 'different photo': f'{num["wrong"]:.3f}'}
-        for n, num in numbers.items()
-        if 'right' in num
-    ]
-    scores = (
-        table_html(wide_rows(captions), 'Scores against human references, in percent.')
-        + table_html(nouns, 'Nouns of held-out captions, in percent.')
-        + table_html(nats, 'Loss of held-out captions.')
-    )
     return render_template(
         'comparison.j2',
         dict(
@@ -602,7 +595,7 @@ def comparison_html(
             where=_scores(where),
             where_care=where_care,
             curves=_curves(runs),
-            captioning=scores,
+            captioning=_caption_tables(captions, numbers),
             others=table_html(wide_rows(others)),
             cost=table_html(_costs(runs)),
             differences=render_macro('differences', *_differences([rows, where, captions, others], list(runs))),

@@ -32,7 +32,7 @@ def time_colour(
     i = min(int(x), len(_TURBO) - 2)
     return tuple(round(a + (x - i) * (b - a)) for a, b in zip(_TURBO[i], _TURBO[i + 1]))
 
-
+# %% ../../nbs/reports/30_trace_figures.ipynb #067da13b
 def luminance(
     rgb: tuple | list,  # red, green, blue, 0 to 255 each
 ) -> float:  # 0 black to 1 white

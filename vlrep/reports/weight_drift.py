@@ -90,7 +90,7 @@ def weight_drift(
         out.append(dict(layer=layer, part=part, matrix=matrix, l1=l1, angle=_angle(a / n, b / m)))
     return out
 
-
+# %% ../../nbs/reports/15_weight_drift.ipynb #822c3170
 def layer_drift(
     rows: list,  # From `weight_drift`
 ) -> list:  # Dicts: `layer`, `l1` and `angle`, means over its matrices, and `matrices`, their number

@@ -37,7 +37,7 @@ def data_folders(
     names |= {'weights' for run in plan.pretraining if run.weights}
     return sorted(names - {p.makes.split('/')[0] for p in plan.prepare if 'paraphrase' not in p.command})
 
-
+# %% ../../nbs/reproduce/70_commands.ipynb #0d8af31f
 def plan_lines(
     plan: PaperPlan,  # The plan
     places: Places,  # Folders of the plan
@@ -75,7 +75,7 @@ def plan_lines(
         )
     return lines
 
-
+# %% ../../nbs/reproduce/70_commands.ipynb #525fd3a0
 def open_plan(
     paper: FilePath,  # As for `read_plan`
     root: FilePath | None = None,  # Folder of all datasets; by default data, for a rehearsal `out`/data
@@ -90,7 +90,7 @@ def open_plan(
     root = Path(root or (out / 'data' if rehearsal else 'data'))
     return rehearsed(plan) if rehearsal else plan, Places(root, out, tuple(range(seeds)), **settings)
 
-
+# %% ../../nbs/reproduce/70_commands.ipynb #c7692cbc
 def measure_on_imitations(
     plan: PaperPlan,  # The plan
     places: Places,  # Folders; the imitations are written to `root`
@@ -101,7 +101,7 @@ def measure_on_imitations(
     write_imitation(data_folders(plan), places.root)
     return measure_costs(on_imitations(plan), places, file, **how)
 
-
+# %% ../../nbs/reproduce/70_commands.ipynb #de3f45c6
 def _in_this_process(execute, words, log_file):
     "Run a command in the current process; its output goes to the log file"
     with open(log_file, 'a', encoding='utf-8') as out, redirect_stdout(out), redirect_stderr(out):

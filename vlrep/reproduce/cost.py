@@ -44,7 +44,7 @@ def _row_of(run, rows):
     "Find the measurement of a network; None if there is none"
     return next((row for row in rows if _key(run).items() <= row.items()), None)
 
-
+# %% ../../nbs/reproduce/45_cost.ipynb #8dee712c
 def measure_costs(
     plan: PaperPlan,  # The plan
     places: Places,  # `root` contains the data, or imitations
@@ -82,7 +82,7 @@ def measure_costs(
         write_json(file, dict(device=device, versions=versions(), rows=rows))
     return rows
 
-
+# %% ../../nbs/reproduce/45_cost.ipynb #4b3fa76b
 def read_costs(
     file: FilePath,  # From `measure_costs`
 ) -> list[dict]:  # Its rows
@@ -103,19 +103,9 @@ class Estimate:
     def __add__(self, other):
         return Estimate(*(getattr(self, k) + getattr(other, k) for k in ('hours', 'low', 'high', 'disk')))
 
-
+# %% ../../nbs/reproduce/45_cost.ipynb #e55e36cd
 _KEPT = 4  # Checkpoints of a run: the best one and the last three
 _FORWARD = 1 / 3  # Fraction of the cost of a training step
-
-
-def _task_views(evaluation, size):
-    "Count the views of `size` pixels squared that cost as much as a fine-tuning run"
-    plan = planned_finetuning(evaluation).plan
-    if not hasattr(plan, 'steps'):
-        return evaluation.views * plan.epochs
-    width = getattr(plan, 'max_side', size)
-    height = getattr(plan, 'side', size)
-    return plan.steps * plan.bs * width * height / size**2
 
 
 def command_views(
@@ -129,9 +119,16 @@ def command_views(
     if not command.evaluation:
         return recipe.steps * recipe.bs
     evaluation = plan.evaluation(command.evaluation)
-    return _task_views(evaluation, recipe.size) if evaluation.task else evaluation.views * _FORWARD
+    if not evaluation.task:
+        return evaluation.views * _FORWARD
+    tuning = planned_finetuning(evaluation).plan
+    if not hasattr(tuning, 'steps'):
+        return evaluation.views * tuning.epochs
+    width = getattr(tuning, 'max_side', recipe.size)
+    height = getattr(tuning, 'side', recipe.size)
+    return tuning.steps * tuning.bs * width * height / recipe.size**2
 
-
+# %% ../../nbs/reproduce/45_cost.ipynb #54580a16
 def estimate(
     plan: PaperPlan,  # The plan
     command: PlannedCommand,  # One of its commands

@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 from itertools import cycle
 from pathlib import Path
 
@@ -18,7 +19,7 @@ import torch
 from PIL import Image
 
 from ..core.files import FilePath, atomic_folder, read_json, write_json
-from ..core.registry import did_you_mean
+from ..core.registry import one_of
 from ..core.seeding import rng, seed_of
 from ..data.wordpiece import WordPieceTokenizer
 from ..datasets.coco import write_coco
@@ -88,12 +89,7 @@ def _outline(mask):
     right = [(x + 1, y) for row, _, x in points for y in (row, row + 1)]
     return [float(v) for point in [*left, *right[::-1]] for v in point]
 
-
-def _segmentation(mask, crowd):
-    "Encode the mask of an object in COCO's format"
-    return dict(size=list(mask.shape), counts=_run_lengths(mask)) if crowd else [_outline(mask)]
-
-
+# %% ../../nbs/reproduce/30_imitation.ipynb #af00f0e6
 def _write_objects(root, split, photos, first):
     "Write photos with captions, boxes and masks in COCO's layout; photos are numbered from `first`"
     for r in photos[::10]:
@@ -108,11 +104,15 @@ def _write_objects(root, split, photos, first):
             r['image_id'] += first - 1
         if kind == 'instances':
             for a, mask in zip(tables['annotations'], (_filled(m) for r in photos for m in r.masks)):
-                a |= dict(segmentation=_segmentation(mask, a['iscrowd']), area=float(mask.sum()))
+                if a['iscrowd']:
+                    a['segmentation'] = dict(size=list(mask.shape), counts=_run_lengths(mask))
+                else:
+                    a['segmentation'] = [_outline(mask)]
+                a['area'] = float(mask.sum())
         write_json(path, tables)
     return tables
 
-
+# %% ../../nbs/reproduce/30_imitation.ipynb #d32350d0
 def _write_lvis(path, split, tables):
     "Write the objects of COCO in the format of LVIS 0.5: each image also names some categories that it lacks"
     objects = [a for a in tables['annotations'] if not a['iscrowd']]
@@ -140,11 +140,6 @@ def _write_karpathy(path, rows):
     write_json(path, dict(images=images, dataset=path.stem.removeprefix('dataset_')))
 
 
-def _write_narratives(path, photos, dataset_id):
-    "Write the narratives of COCO's photos, which exist already"
-    _write_lines(path, [json.dumps(r.narrative.line(int(r.id), dataset_id)) for r in photos])
-
-
 def _write_coco(root, train, test):
     parts = dict(train2017=('train', train, 1), val2017=('val', test, 1 + train))
     rows = []
@@ -153,7 +148,8 @@ def _write_coco(root, train, test):
         tables = _write_objects(root, split, photos, first)
         _write_lvis(root / f'lvis_v0.5_{part}.json', split, tables)
         if part == 'train':
-            _write_narratives(root / 'coco_train_localized_narratives-00000-of-00001.jsonl', photos, 'mscoco_train2017')
+            narratives = [json.dumps(r.narrative.line(int(r.id), 'mscoco_train2017')) for r in photos]
+            _write_lines(root / 'coco_train_localized_narratives-00000-of-00001.jsonl', narratives)
         turns = ('train', 'train', 'train', 'restval') if part == 'train' else ('val', 'test')
         for own, r in zip(cycle(turns), photos):
             old = 'train2014' if own == 'train' else 'val2014'
@@ -189,7 +185,7 @@ def _classes(photos):
     label[order] = np.arange(len(photos)) * len(SETTINGS) // len(photos)
     return label.tolist()
 
-
+# %% ../../nbs/reproduce/30_imitation.ipynb #3bf866c5
 def _write_imagenet(root, train, test):
     for part, n, form in ('train', train, '{0}_{1}'), ('val', test, 'ILSVRC2012_val_{1:08d}'):
         photos = _photos('imagenet', part, n)
@@ -219,11 +215,11 @@ def _write_inaturalist(root, train, test):
         annotations = [dict(id=k, image_id=k, category_id=c) for k, c in enumerate(labels, first)]
         write_json(root / f'{part}2018.json', dict(images=images, annotations=annotations, categories=categories))
 
-
-def _single_things(each=4):
-    "Make photos of single objects, at most `each` of a category; return also category numbers, and which are unseen"
+# %% ../../nbs/reproduce/30_imitation.ipynb #3feac45f
+def _single_things():
+    "Make photos of single objects, at most four of a category; return also category numbers, and which are unseen"
     bench = world_zeroshot(300, _SIDES[0])
-    rows = [i for j in range(len(CATEGORIES)) for i in np.flatnonzero(bench.label == j)[:each]]
+    rows = [i for j in range(len(CATEGORIES)) for i in np.flatnonzero(bench.label == j)[:4]]
     return [_photo(bench.images[i], f'{k:04d}') for k, i in enumerate(rows, 1)], bench.label[rows], bench.unseen
 
 
@@ -257,44 +253,29 @@ def _attribute_lines():
     return [' '.join(f'{100 * v:.2f}' for v in row) for row in world_attributes()[1]]
 
 # %% ../../nbs/reproduce/30_imitation.ipynb #0945435e
-def _flickr(write, data):
-    "Make a writer of Flickr8k or Flickr30k, whose photos have the split of Karpathy"
-
-    def written(root, train, test):
-        photos = _photos(data, 'all', train + 2 * test, '{:010d}', first=1000092795)
-        parts = ['train'] * train + ['val'] * test + ['test'] * test
-        write(photos, root)
-        _write_karpathy(root / f'dataset_{data}.json', [(r, part, {}) for r, part in zip(photos, parts)])
-
-    return written
+def _write_flickr(write, data, root, train, test):
+    "Write Flickr8k or Flickr30k, whose photos have the split of Karpathy"
+    photos = _photos(data, 'all', train + 2 * test, '{:010d}', first=1000092795)
+    parts = ['train'] * train + ['val'] * test + ['test'] * test
+    write(photos, root)
+    _write_karpathy(root / f'dataset_{data}.json', [(r, part, {}) for r, part in zip(photos, parts)])
 
 
-def _write_visual_genome(root, train, test):
-    write_visual_genome(_photos('visual_genome', 'train', train), root)
+def _write_training(write, data, root, train, test):
+    "Write a dataset that has training photos only"
+    write(_photos(data, 'train', train), root)
 
+# %% ../../nbs/reproduce/30_imitation.ipynb #6c7927ba
+def _write_localized(data, folder, form, dataset_id, root, train, test):
+    "Write Localized Narratives with their photos"
+    table = f'{data}_train_localized_narratives.jsonl'
+    write_localized(_photos(data, 'train', train, form, 'narrative'), root, folder, table, dataset_id)
 
-def _write_conceptual_captions(root, train, test):
-    write_conceptual_captions(_photos('conceptual_captions', 'train', train), root, named=False)
-
-
-def _narrated(data, folder, form, dataset_id):
-    "Make a writer of Localized Narratives with their photos"
-
-    def written(root, train, test):
-        table = f'{data}_train_localized_narratives.jsonl'
-        write_localized(_photos(data, 'train', train, form, 'narrative'), root, folder, table, dataset_id)
-
-    return written
-
-
-def _with_parts(write, data, annotation):
-    "Make a writer of a task with three parts"
-
-    def written(root, train, test):
-        for part, n in dict(train=train, valid=test, test=test).items():
-            write(_photos(data, part, n, with_=annotation), root, part)
-
-    return written
+# %% ../../nbs/reproduce/30_imitation.ipynb #8d8f336a
+def _write_parts(write, data, annotation, root, train, test):
+    "Write a task with three parts"
+    for part, n in dict(train=train, valid=test, test=test).items():
+        write(_photos(data, part, n, with_=annotation), root, part)
 
 
 def _write_captions2014(path, photos):
@@ -345,7 +326,7 @@ def _write_features(root, sources):
         np.save(root / f'{name}.npy', r.standard_normal((_REGIONS, 2048), np.float32))
         np.save(root / f'{name}_info.npy', info)
 
-
+# %% ../../nbs/reproduce/30_imitation.ipynb #822e996f
 _NETWORKS = {  # File -> prefix of the names in its network
     'resnet50-0676ba61.pth': '',
     'wide_resnet50_2-95faca4d.pth': '',
@@ -377,7 +358,7 @@ def _write_weights(root, train, test):
     config = BertConfig(len(tokenizer), width=48, depth=2, heads=4, pad=tokenizer.pad)
     save_bert(Bert(config), root / 'bert-base-uncased', tokenizer)
 
-
+# %% ../../nbs/reproduce/30_imitation.ipynb #b63b95f6
 def _write_paraphrases(root, train, test):
     lines = [
         dict(image=f'{r.id}.jpg', caption_index=k, caption=c, paraphrases=[dict(via='de', text=p)])
@@ -395,21 +376,25 @@ _WRITERS = dict(
     inaturalist=_write_inaturalist,
     cub=_write_cub,
     awa2=_write_awa2,
-    flickr8k=_flickr(write_flickr8k, 'flickr8k'),
-    flickr30k=_flickr(write_flickr30k, 'flickr30k'),
-    visual_genome=_write_visual_genome,
-    conceptual_captions=_write_conceptual_captions,
-    open_images=_narrated('open_images', 'train', '{:016x}', 'open_images_train'),
-    flickr30k_narratives=_narrated('flickr30k', 'flickr30k-images', '{:010d}', 'Flickr30k_train'),
-    ade20k_narratives=_narrated('ade20k', 'images/training', 'ADE_train_{:08d}', 'ADE20k_train'),
+    flickr8k=partial(_write_flickr, write_flickr8k, 'flickr8k'),
+    flickr30k=partial(_write_flickr, write_flickr30k, 'flickr30k'),
+    visual_genome=partial(_write_training, write_visual_genome, 'visual_genome'),
+    conceptual_captions=partial(
+        _write_training, partial(write_conceptual_captions, named=False), 'conceptual_captions'
+    ),
+    open_images=partial(_write_localized, 'open_images', 'train', '{:016x}', 'open_images_train'),
+    flickr30k_narratives=partial(_write_localized, 'flickr30k', 'flickr30k-images', '{:010d}', 'Flickr30k_train'),
+    ade20k_narratives=partial(_write_localized, 'ade20k', 'images/training', 'ADE_train_{:08d}', 'ADE20k_train'),
     vqa=_write_vqa,
-    vizwiz=_with_parts(write_vizwiz, 'vizwiz', 'questions'),
-    snli_ve=_with_parts(write_snli_ve, 'snli_ve', 'statements'),
-    mm_imdb=_with_parts(write_mm_imdb, 'mm_imdb', 'genre'),
+    vizwiz=partial(_write_parts, write_vizwiz, 'vizwiz', 'questions'),
+    snli_ve=partial(_write_parts, write_snli_ve, 'snli_ve', 'statements'),
+    mm_imdb=partial(_write_parts, write_mm_imdb, 'mm_imdb', 'genre'),
     weights=_write_weights,
     paraphrases=_write_paraphrases,
 )
 IMITATIONS = *_WRITERS, *_FEATURES
+
+# %% ../../nbs/reproduce/30_imitation.ipynb #a3931933
 _SIGN = 'imitation.json'  # Marks each folder that is an imitation
 
 
@@ -435,8 +420,8 @@ def write_imitation(
     if train < 16 or test < 4:
         raise ValueError(f'train={train}, test={test}: at least 16 and 4 photos are expected')
     names = set(names)
-    for n in names - set(IMITATIONS):
-        raise did_you_mean('data set', n, IMITATIONS)
+    for n in names:
+        one_of('data set', n, IMITATIONS)
     names |= {source for n in names for source in _FEATURES.get(n, ())}
     folders = {n: Path(root) / n for n in IMITATIONS if n in names}
     sizes = dict(train=train, test=test)

@@ -13,19 +13,20 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from importlib.resources import files
+from itertools import takewhile
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import AfterValidator, Field, with_config
 
 from ..core.files import FilePath
-from ..core.registry import did_you_mean
+from ..core.registry import did_you_mean, one_of
 from ..core.text_files import read_toml
 from ..core.toml_tables import STRICT, at, distinct, read_table
 from ..datasets.base import DATASETS
 from ..evaluation.base import EVALUATIONS
 from ..evaluation.finetune.plan import TASKS
-from ..experiments.resolve_options import one_of, resolve_options
+from ..experiments.resolve_options import resolve_options
 from ..experiments.spec import FinetuneSpec, finetune_spec
 from ..methods.base import METHODS
 from ..studies.plan import change_texts
@@ -45,7 +46,7 @@ class Preparation:
     command: str  # As at the shell; `{data}` is replaced by the folder of all datasets
     makes: str  # The file or folder that it makes, below that folder; if it exists, the command is done
 
-
+# %% ../../nbs/reproduce/10_plan.ipynb #de472037
 @with_config(STRICT)
 @dataclass(frozen=True)
 class PlannedRun:
@@ -67,7 +68,7 @@ class PlannedRun:
         "Return the name of the network that it starts from; '' if there is none"
         return self.weights.removeprefix(_RUN) if self.weights.startswith(_RUN) else ''
 
-
+# %% ../../nbs/reproduce/10_plan.ipynb #36df1b68
 @with_config(STRICT)
 @dataclass(frozen=True)
 class PlannedEvaluation:
@@ -84,7 +85,7 @@ class PlannedEvaluation:
     views: Annotated[int, Field(ge=0)] = 0  # Images that pass through the backbone, for estimates; for a
     # task with epochs those of one epoch; tasks with steps need none
 
-
+# %% ../../nbs/reproduce/10_plan.ipynb #8a1005d4
 @with_config(STRICT)
 @dataclass(frozen=True)
 class TableColumn:
@@ -93,7 +94,6 @@ class TableColumn:
     head: str  # Heading, as in the paper
     evaluation: str  # One of the plan's evaluations
     value: str  # Metric of the row that fills the cell; 'question | metric' if several questions have it
-    scale: float = 1.0  # Factor from our percentages to the paper's unit
 
 
 @with_config(STRICT | dict(allow_inf_nan=True))
@@ -117,7 +117,7 @@ class PlanTable:
     columns: Annotated[tuple[TableColumn, ...], Field(min_length=1)]
     rows: Annotated[tuple[TableRow, ...], Field(min_length=1)]
 
-
+# %% ../../nbs/reproduce/10_plan.ipynb #33f2c996
 @with_config(STRICT)
 @dataclass(frozen=True)
 class PaperPlan:
@@ -158,7 +158,7 @@ def is_below_data(
     "Tell whether a value is a path below the folder of all datasets"
     return isinstance(value, str) and value.startswith(_DATA)
 
-
+# %% ../../nbs/reproduce/10_plan.ipynb #e01c5bb0
 def planned_recipe(
     run: PlannedRun,  # A network of a plan
 ) -> tuple:  # Recipe, and options of the data
@@ -177,7 +177,7 @@ def _check_run(run):
         raise ValueError(f'root={run.root!r}: {DATASETS[run.data].root_help or "no files are needed"}')
     planned_recipe(run)
 
-
+# %% ../../nbs/reproduce/10_plan.ipynb #f67a61af
 def planned_finetuning(
     evaluation: PlannedEvaluation,  # An evaluation with a task
 ) -> FinetuneSpec:  # Specification for a run that need not exist yet
@@ -199,18 +199,17 @@ def _check_evaluation(evaluation):
         return
     planned_finetuning(evaluation)
 
-
+# %% ../../nbs/reproduce/10_plan.ipynb #201f2b0c
 def _check_table(plan, table, runs, evaluations):
     "Raise a `ValueError` if the plan lacks what a row or a column names"
     for column in table.columns:
-        if column.evaluation not in evaluations:
-            raise did_you_mean('evaluation', column.evaluation, evaluations)
+        one_of('evaluation', column.evaluation, evaluations)
     for row in table.rows:
         with at(f'{row.label}: '):
             if bool(row.run) == bool(row.missing):
                 raise ValueError('expected either run, a network, or missing, a reason')
-            if row.run and row.run not in runs:
-                raise did_you_mean('run', row.run, runs)
+            if row.run:
+                one_of('run', row.run, runs)
             if len(row.paper) != len(table.columns):
                 raise ValueError(f'paper has {len(row.paper)} numbers, and the table {len(table.columns)} columns')
 
@@ -239,7 +238,7 @@ def _check_plan(plan):
         if idle := [name for name in names if name not in needed]:
             raise ValueError(f'{kind}[{idle[0]}]: no table needs it')
 
-
+# %% ../../nbs/reproduce/10_plan.ipynb #bd02589c
 def paper_names() -> list[str]:
     "List the papers that have a plan"
     return sorted(p.stem for p in PLANS.glob('*.toml'))
@@ -280,7 +279,7 @@ class Places:
         "Write the plug-in files as options of a command"
         return [w for file in self.plugins for w in ('--plugin', str(file))]
 
-
+# %% ../../nbs/reproduce/10_plan.ipynb #db389852
 @dataclass(frozen=True)
 class PlannedCommand:
     "A command of a plan"
@@ -306,7 +305,7 @@ class PlannedCommand:
     def __str__(self):
         return shlex.join(['vlrep', *self.words])
 
-
+# %% ../../nbs/reproduce/10_plan.ipynb #128d1a0f
 def planned_changes(
     changes: dict,  # Field -> value; a path may begin with `{data}/`
     places: Places,  # Where the data are
@@ -325,7 +324,7 @@ def _named_words(**options):
     "Write options that have a value as arguments"
     return [w for name, value in options.items() if value not in (None, '') for w in (f'--{name}', str(value))]
 
-
+# %% ../../nbs/reproduce/10_plan.ipynb #3970957b
 def run_folder(
     places: Places,  # Folders of the plan
     run: str,  # Name of a network
@@ -339,7 +338,7 @@ def run_folder(
 def _settings(places):
     return _named_words(workers=places.workers, precision=places.precision, cache=places.cache)
 
-
+# %% ../../nbs/reproduce/10_plan.ipynb #f602fe8f
 def reads_made(
     words: Sequence[str],  # Arguments of a command
     made: str,  # What a preparation makes, below the folder of all datasets
@@ -349,8 +348,8 @@ def reads_made(
     made = Path(made).parts
     for word in words:
         if Path(word).is_relative_to(places.root):
-            read = Path(word).relative_to(places.root).parts
-            read = read[: next((i for i, part in enumerate(read) if '*' in part), len(read))]
+            parts = Path(word).relative_to(places.root).parts
+            read = tuple(takewhile(lambda part: '*' not in part, parts))
             if read and made[: len(read)] == read[: len(made)]:
                 return True
     return False
@@ -361,7 +360,7 @@ def _with_preparations(command, prepare, places):
     needs = [f'prepare-{p.name}' for p in prepare if reads_made(command.words, p.makes, places)]
     return replace(command, needs=(*needs, *command.needs))
 
-
+# %% ../../nbs/reproduce/10_plan.ipynb #73cc8504
 def _pretrain(run, seed, places):
     "Make the command that pretrains a network"
     folder = run_folder(places, run.name, seed)
@@ -411,7 +410,7 @@ def _evaluate(run, evaluation, seed, places):
     ]
     return PlannedCommand(folder.name, tuple(words), folder, **more)
 
-
+# %% ../../nbs/reproduce/10_plan.ipynb #215a6f0e
 def select_tables(
     plan: PaperPlan,  # The plan
     items: Sequence[str] = (),  # Numbers of tables, names of networks, or both: '1', 'bicaptioning', '1.bicaptioning'
@@ -432,7 +431,7 @@ def select_tables(
     tables = [replace(t, rows=tuple(r for r in t.rows if wanted(t, r))) for t in plan.tables]
     return tuple(t for t in tables if t.rows)
 
-
+# %% ../../nbs/reproduce/10_plan.ipynb #c1b71530
 def plan_commands(
     plan: PaperPlan,  # The plan
     places: Places,  # Folders of the plan

@@ -63,7 +63,7 @@ def _small_preparation(preparation):
         return replace(preparation, command=f'{preparation.command} --tiny --steps {_LEAST} --warmup 1')
     return preparation
 
-
+# %% ../../nbs/reproduce/40_rehearsal.ipynb #e4e77ac7
 def on_imitations(
     plan: PaperPlan,  # The plan
 ) -> PaperPlan:  # The plan with networks of the same size
@@ -78,7 +78,7 @@ def on_imitations(
 
     return replace(plan, pretraining=tuple(map(fitted, plan.pretraining)))
 
-
+# %% ../../nbs/reproduce/40_rehearsal.ipynb #4858c345
 def _small_run(run):
     "Make a network of the plan small"
     recipe, options = planned_recipe(run)
@@ -106,7 +106,7 @@ def _small_evaluation(evaluation):
         small = {k: v for k, v in _SMALL.items() if hasattr(plan, k)}
     return replace(evaluation, options=options | small)
 
-
+# %% ../../nbs/reproduce/40_rehearsal.ipynb #27ec5147
 def rehearsed(
     plan: PaperPlan,  # The plan
 ) -> PaperPlan:  # The same tables, with small networks

@@ -43,7 +43,7 @@ def check_code(
         printed = Path(log_file).read_text(encoding='utf-8', errors='replace')
         raise ValueError(f'code {code}: {_message(printed)} (all of it in {log_file})')
 
-
+# %% ../../nbs/reproduce/50_run.ipynb #3ae8509c
 def run_process(
     words: Sequence[str],  # Arguments after `vlrep`
     log_file: Path,  # File for its output
@@ -64,16 +64,6 @@ def run_process(
     check_code(128 + note.got if note.got else p.returncode, log_file)
 
 # %% ../../nbs/reproduce/50_run.ipynb #f9b38690
-def _words(plan, command, places):
-    "Return the arguments of a command, or of the one that resumes or reports its run; None if it is done"
-    state = command_state(plan, command)
-    if state == 'done':
-        return None
-    if state in ('begun', 'damaged'):
-        return ('resume', str(command.makes), *places.plugin_words())
-    return command.words
-
-
 def run_plan(
     plan: PaperPlan,  # The plan
     places: Places,  # Folders of the plan
@@ -93,15 +83,18 @@ def run_plan(
         log(line)
     for i, command in enumerate(commands, 1):
         head = f'{i}/{len(commands)} {command.name}: '
-        if command_state(plan, command) == 'other':
+        state = command_state(plan, command)
+        if state == 'other':
             recipe = other_recipe(plan, command.run, command.makes, command.tuning)
             failed[command.name] = f'{command.makes} contains a run of a different plan ({recipe}): give another --out'
             log(f'{head}left out, {failed[command.name]}')
             continue
-        words = _words(plan, command, places)
-        if words is None:
+        if state == 'done':
             log(f'{head}done before')
             continue
+        words = command.words
+        if state in ('begun', 'damaged'):
+            words = ('resume', str(command.makes), *places.plugin_words())
         absent = [w for w in command.words if w in missing and not Path(w).exists()]
         if lost := [name for name in command.needs if name in failed] + absent:
             failed[command.name] = f'needs {lost[0]}'

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..core.files import atomic_file
+from ..core.files import write_text
 from .plan import PaperPlan, Places, PlannedCommand, plan_commands
 from .tables import command_state
 
@@ -28,7 +28,7 @@ class SlurmOptions:
     partition: str = ''  # If the cluster has several
     setup: str = ''  # A shell line before the command, such as 'source .venv/bin/activate'
 
-
+# %% ../../nbs/reproduce/60_slurm.ipynb #d60438e0
 _SCRIPT = """#!/bin/bash
 #SBATCH --job-name={name}
 #SBATCH --nodes={nodes} --ntasks-per-node=1 --gpus-per-node={gpus} --cpus-per-task={cpus}
@@ -83,7 +83,7 @@ def job_script(
         again=':' if command.kind == 'evaluate' else 'scontrol requeue "$SLURM_JOB_ID"',
     )
 
-
+# %% ../../nbs/reproduce/60_slurm.ipynb #a6c33150
 def write_jobs(
     plan: PaperPlan,  # The plan
     places: Places,  # Folders of the plan
@@ -93,17 +93,14 @@ def write_jobs(
     "Write a script for each command that is not done, and one that submits them all with their dependencies"
     commands = [c for c in plan_commands(plan, places, items) if command_state(plan, c) != 'done']
     folder = Path(places.out).resolve() / 'jobs'
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder.parent / 'logs').mkdir(exist_ok=True)
+    (folder.parent / 'logs').mkdir(parents=True, exist_ok=True)
     numbers = {c.name: f'job_{i}' for i, c in enumerate(commands)}
     lines = ['#!/bin/bash', 'set -eu', f'cd {shlex.quote(str(folder))}']
     for command in commands:
-        with atomic_file(folder / f'{command.name}.sh') as new:
-            new.write_text(job_script(command, places, options), encoding='utf-8')
+        write_text(folder / f'{command.name}.sh', job_script(command, places, options))
         after = ''.join(f':${numbers[n]}' for n in command.needs if n in numbers)
         wait = f'--dependency=afterok{after} --kill-on-invalid-dep=yes ' if after else ''
         lines.append(f'{numbers[command.name]}=$(sbatch --parsable {wait}{shlex.quote(command.name)}.sh)')
     lines.append(f'echo {len(commands)} jobs submitted')
-    with atomic_file(folder / 'submit.sh') as new:
-        new.write_text('\n'.join(lines) + '\n', encoding='utf-8')
+    write_text(folder / 'submit.sh', '\n'.join(lines) + '\n')
     return folder / 'submit.sh'

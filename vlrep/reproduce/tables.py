@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..core.files import atomic_file
+from ..core.files import write_text
 from ..core.run_facts import last_result
 from ..core.text_files import json_lines
 from ..evaluation.base import EVALUATIONS
@@ -47,7 +47,7 @@ def _run_state(folder):
         return 'damaged'
     return 'begun' if run.missing() or run.unfinished() else 'done'
 
-
+# %% ../../nbs/reproduce/20_tables.ipynb #eff8a30b
 def other_recipe(
     plan: PaperPlan,  # The plan
     run: str,  # Name of a network
@@ -77,23 +77,19 @@ def _planned_state(plan, run, folder, evaluation=''):
     "Tell the state of a run folder, or that it belongs to a different plan; a preparation has no recipe in the plan"
     return 'other' if run and other_recipe(plan, run, folder, evaluation) else _run_state(folder)
 
-
-def _same_place(root, evaluation):
-    "Tell whether a recorded folder belongs to an evaluation, wherever the data are now"
-    return str(Path(root or '').as_posix()).endswith(evaluation.root)
-
-
+# %% ../../nbs/reproduce/20_tables.ipynb #737be986
 def _recorded_rows(folder, evaluation):
     "Return the rows of the last evaluation of a run with these options; [] if there is none"
     path = Path(folder) / 'evaluations.jsonl'
     wanted = {k: o.default for k, o in EVALUATIONS[evaluation.on].options.items()} | evaluation.options
     found = []
     for _, line in json_lines(path) if path.exists() else ():
-        if line['on'] == evaluation.on and line.get('options') == wanted and _same_place(line.get('root'), evaluation):
+        root = Path(line.get('root') or '').as_posix()  # the data may have moved since
+        if line['on'] == evaluation.on and line.get('options') == wanted and root.endswith(evaluation.root):
             found = line['rows']
     return found
 
-
+# %% ../../nbs/reproduce/20_tables.ipynb #edbc4d7e
 def command_state(
     plan: PaperPlan,  # The plan
     command: PlannedCommand,  # One of its commands
@@ -107,7 +103,7 @@ def command_state(
         return 'done' if _recorded_rows(command.makes, plan.evaluation(command.evaluation)) else 'missing'
     return 'done' if command.makes.exists() else 'missing'
 
-
+# %% ../../nbs/reproduce/20_tables.ipynb #23fbed21
 def missing_data(
     plan: PaperPlan,  # The plan
     places: Places,  # Where the data should be
@@ -158,17 +154,17 @@ def pick_value(
         raise ValueError(f'value={value!r}: {len(found)} rows have it; there are: {"; ".join(values)}')
     return found[0]['value']  # rows of baselines come after that of the model
 
-
+# %% ../../nbs/reproduce/20_tables.ipynb #e0a5bb80
 def cell_values(
     plan: PaperPlan,  # The plan
     run: str,  # Name of a network
     column: TableColumn,  # Column of a table
     places: Places,  # Folders of the plan
-) -> list[float]:  # One value for each finished seed, in the paper's unit
+) -> list[float]:  # One value for each finished seed
     "Collect the values of a cell over seeds"
     evaluation = plan.evaluation(column.evaluation)
     found = [_rows_of(plan, run, evaluation, seed, places) for seed in places.seeds]
-    return [pick_value(rows, column.value) * column.scale for rows in found if rows]
+    return [pick_value(rows, column.value) for rows in found if rows]
 
 # %% ../../nbs/reproduce/20_tables.ipynb #15d2d343
 REHEARSED = 'Rehearsal: imitations of the data, small networks, few steps. Its numbers mean nothing.'
@@ -196,7 +192,7 @@ def _cell(plan, row, column, number, places):
     status = 'done' if len(values) == len(places.seeds) else 'more seeds to do'
     return dict(head, ours=ours, difference=f'{mean - number:+.1f}', seeds=str(len(values)), status=status)
 
-
+# %% ../../nbs/reproduce/20_tables.ipynb #c489df98
 def table_rows(
     plan: PaperPlan,  # The plan
     places: Places,  # Where the runs are
@@ -213,7 +209,7 @@ def table_rows(
         for table in select_tables(plan, items)
     }
 
-
+# %% ../../nbs/reproduce/20_tables.ipynb #64579288
 def write_tables(
     plan: PaperPlan,  # The plan
     places: Places,  # Where the runs are, and where tables.html and tables.md go
@@ -235,8 +231,6 @@ def write_tables(
         'tables.md': '\n'.join(markdown) + '\n',
         'tables.html': page_html(plan.title, {'Plan': facts_html(facts), **sections}, lead),
     }
-    Path(places.out).mkdir(parents=True, exist_ok=True)
     for name, text in pages.items():
-        with atomic_file(Path(places.out) / name) as new:
-            new.write_text(text, encoding='utf-8')
+        write_text(Path(places.out) / name, text)
     return Path(places.out) / 'tables.html'

@@ -40,7 +40,7 @@ def from_start(
 
     return [l | dict(numbers=l['numbers'] | added(l)) for l in runs]
 
-
+# %% ../../nbs/studies/36_judging.ipynb #a1905b97
 def _check_measured(study, comparison, groups):
     "Check that the measured values of the controlled settings agree; a `ValueError` names the first that differs"
     for k in held_equal(study, comparison):
@@ -72,7 +72,7 @@ def _backbone(line):
     recipe = line.get('spec', {}).get('recipe', {})
     return line.get('spec', {}).get('backbone'), *(recipe.get(k) for k in ('visual_depth', 'visual_width', 'size'))
 
-
+# %% ../../nbs/studies/36_judging.ipynb #537fee61
 def _floor_score(study, lines, comparison, run):
     "Return the score that a run must beat to have learned; a `ValueError` if it was not measured"
     c = comparison
@@ -122,7 +122,7 @@ def judge_studies(
     correct([r for rows in out for r in rows])
     return out
 
-
+# %% ../../nbs/studies/36_judging.ipynb #95bd5af9
 def judge_study(
     study: Study,  # The study
     lines: list,  # Lines of its file
@@ -130,7 +130,7 @@ def judge_study(
     "Judge all comparisons of a study, as one family for Holm's correction"
     return judge_studies([(study, lines)])[0]
 
-
+# %% ../../nbs/studies/36_judging.ipynb #33fe6e19
 def _measured(study, c, runs, lines):
     "Return `AtRates`, or a text that says why there is none; and the warnings about both sides"
     warnings = {}
@@ -168,7 +168,7 @@ def _diverged(lines, c, name):
     job = dict(task=None) | _fine_tuning_of(c)
     return {l['rate'] for l in matching(lines, kind='diverged', variant=name, **job)}
 
-
+# %% ../../nbs/studies/36_judging.ipynb #5485139a
 def _rates_due(study, lines, c, name):
     "Return the numbers of the rates that a side must have: those of the file, and those added to the grid"
     n = len(_grid(study, c, name))
@@ -198,7 +198,9 @@ def _missing(study, c, name, by_rate, lines):
     for r in due:
         if r in gone and len(gone) < len(due):
             continue
-        have = {l['seed'] for l in by_rate.get(r, []) if _has_answer(l, c)}
+        have = {l['seed'] for l in by_rate.get(r, [])}
+        if c.table not in ('table', 'where'):  # probes and attention belong to every run
+            have = {l['seed'] for l in by_rate.get(r, []) if _row(l, c.table, c.question, l['method'])}
         at = f' at {_rate_text(grid, r)}' if len(grid) > 1 else ''
         by_reason = {}
         for s in study.seeds:
@@ -207,7 +209,7 @@ def _missing(study, c, name, by_rate, lines):
         out += [f'{name} {", ".join(seeds)}{at}{reason}' for reason, seeds in by_reason.items()]
     return out
 
-
+# %% ../../nbs/studies/36_judging.ipynb #9c634255
 def _missing_floors(study, c, names, runs, lines):
     "List the missing fine-tuning runs without the image that the floor of a comparison needs"
     if c.table not in MODES or c.table == 'text_only':
@@ -282,7 +284,7 @@ def _at_rates(study, c, runs, lines):
         at_end=tuple(name for name in learns if best_at_end(scores[name], tried[name])),
     )
 
-
+# %% ../../nbs/studies/36_judging.ipynb #9311afde
 def _aligned(by_rate, rates, seeds):
     "Arrange validation scores by rate and seed (r,s); a rate at which a side diverged gets a very low score"
     worst = min(v.min() for v in by_rate.values()) - 1e3
@@ -306,7 +308,7 @@ def _lead(study, lines, c, run):
     (row,) = metric_rows([run], c.question, c.table)
     return (-1 if 'rank' in c.question else 1) * (row['value'] - floor)  # a lower rank is better
 
-
+# %% ../../nbs/studies/36_judging.ipynb #bab84c53
 def _best(study, c, chosen_by, sides, rates, common):
     "Choose the best rate of each side; return also the standard error of the difference, with the choice"
     names = list(sides)
@@ -329,7 +331,7 @@ def _best(study, c, chosen_by, sides, rates, common):
     chosen = choose_rates(*chosen_by, comparable)
     return tuple(rates[int(i)] for i in chosen[: len(names)]), choice_spread(chosen_by, tests, comparable)
 
-
+# %% ../../nbs/studies/36_judging.ipynb #9b22c91a
 def _difference(study, c, runs, sides):
     "Compute the `Difference` of a comparison between the runs of both sides, name -> lines"
     # what is not held equal is not compared
@@ -341,13 +343,6 @@ def _difference(study, c, runs, sides):
     return paired_difference(compared[0], compared[1] if len(compared) == 2 else c.control, c.question, c.table)
 
 # %% ../../nbs/studies/36_judging.ipynb #1eb4b663
-def _has_answer(line, c):
-    "Tell whether a run has the row of a comparison; probes and attention belong to every run"
-    if c.table in ('table', 'where'):
-        return True
-    return _row(line, c.table, c.question, line['method']) is not None
-
-
 def _fine_tuning_of(c):
     "Return `task` and `mode` of the fine-tuning runs in a comparison; {} for a comparison of runs"
     if c.table not in TASK_TABLES:
@@ -374,7 +369,7 @@ def unstable_partner(
     "Describe the problems in the training of a baseline"
     return unstable_text((line['numbers'].get('warnings') or {}).get(name), 0)
 
-
+# %% ../../nbs/studies/36_judging.ipynb #2680629c
 def _warnings(study, c, runs, lines):
     "Map each side of a comparison to warnings about the runs it relies on: its own, its source's, a baseline's"
     found = {}

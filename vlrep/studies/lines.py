@@ -51,7 +51,7 @@ def read_study_lines(
     except (AttributeError, LookupError, TypeError) as e:
         raise ValueError(f'{path}, line 1: damaged ({type(e).__name__}: {e})') from None
 
-
+# %% ../../nbs/studies/33_lines.ipynb #9104ef65
 def _added(first, now):
     "List the ids of comparisons that were added, or changed in more than their text, after the first result"
 
@@ -83,7 +83,7 @@ def study_head(
         raise ValueError(f'{path}, line 1: contains no study')
     return check_types(head, _HEAD, f'{path}, line 1', ('table',))
 
-
+# %% ../../nbs/studies/33_lines.ipynb #dcf69016
 def _read_lines(path):
     "Read the lines of a study's file, with redraws unpacked, and check the fields of each kind"
     lines = read_results(path)
@@ -128,7 +128,7 @@ def _differing(a, b, at=''):
 def _told(v):
     return 'not set' if v is None or v == '' else brief(v) if isinstance(v, (list, dict)) else str(v)
 
-
+# %% ../../nbs/studies/33_lines.ipynb #b09e204f
 def _changed_rows(a, b, *, key, cls, kind, gone=''):
     "List the tables that were removed, added, changed or reworded between two lists, matched by `key`"
     a, b = ({r[key]: _full(cls, r) for r in t} for t in (a, b))
@@ -160,7 +160,7 @@ def file_changes(
         ),
     )
 
-
+# %% ../../nbs/studies/33_lines.ipynb #c8ac671f
 def with_current_file(
     study: Study,  # The study as recorded with its results
     head: dict,  # From `study_head`
@@ -202,7 +202,7 @@ def runs_by_rate(
     by = {r: sorted((l for l in got if l['rate'] == r), key=lambda l: l['seed']) for r in {l['rate'] for l in got}}
     return dict(sorted(by.items()))
 
-
+# %% ../../nbs/studies/33_lines.ipynb #813d6851
 def validation_scores(
     study: Study,  # The study, for its seeds and the criterion for its rates
     by_rate: dict,  # From `runs_by_rate`
@@ -226,7 +226,7 @@ def best_runs(
         return by_rate[max(scores, key=lambda r: scores[r].mean())]
     return max(by_rate.values(), key=len, default=[])
 
-
+# %% ../../nbs/studies/33_lines.ipynb #b940dc6a
 def with_tasks(
     run: dict,  # Line of a run
     tasks: list,  # Lines of its fine-tuning runs
@@ -252,7 +252,7 @@ def constant_row(
         question=question, metric=metric, backbone=who, n=1, chance=0.0, value=float(value), draws=[float(value)] * 2
     )
 
-
+# %% ../../nbs/studies/33_lines.ipynb #a4c23259
 def runs_by_variant(
     study: Study,  # The study, for its variants and seeds
     lines: list,  # Lines of its file
@@ -275,7 +275,7 @@ def line_name(
     rate = ''.join(f', {t}' for t in change_texts(line.get('values') or {}))
     return f'{line["variant"]}, seed {line["seed"]}{task}{rate}'
 
-
+# %% ../../nbs/studies/33_lines.ipynb #a3045526
 def mixed_facts(
     lines: list,  # Runs and fine-tuning runs, with `facts`, `variant` and `seed`
 ) -> list:  # Sentences; none if all lines have the same facts

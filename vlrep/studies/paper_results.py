@@ -45,7 +45,7 @@ def stored_study(
     study, lines = read_study_lines(path)
     return with_current_file(replace(study, file=file.name), study_head(path), read_toml(file)), lines
 
-
+# %% ../../nbs/studies/70_paper_results.ipynb #caaef79c
 def stored_verdicts(
     folder: FilePath = 'data/studies',  # Folder of all studies
 ) -> dict:  # Name of a study -> its rows from `judge_studies`
@@ -64,8 +64,6 @@ def _bands(runs):
 def show_learning(
     study: Study,  # A study
     lines: list,  # Its stored lines
-    width: float = 9.0,  # Inches
-    *,
     names: tuple = (),  # Names of the variants; all by default
 ) -> plt.Figure:  # The figure; None if there are no losses
     "Draw the held-out loss of each variant, with a panel for each method"
@@ -75,7 +73,7 @@ def show_learning(
         return None
     cols = min(3, len(methods))
     rows = -(-len(methods) // cols)
-    fig, axs = plt.subplots(rows, cols, figsize=(width, 3.3 * rows), squeeze=False)
+    fig, axs = plt.subplots(rows, cols, figsize=(9.0, 3.3 * rows), squeeze=False)
     for ax in axs.flat[len(methods) :]:
         ax.axis('off')
     for ax, m in zip(axs.flat, methods):
@@ -114,7 +112,7 @@ def verdict_text(
     parts += [rows_markdown(table), rows_markdown(comparison_rate_rows(rows))]
     return '\n\n'.join(filter(None, [*parts, *study_notes(study, lines)]))
 
-
+# %% ../../nbs/studies/70_paper_results.ipynb #90cb77d8
 def score_text(
     study: Study,  # A study
     lines: list,  # Its stored lines
@@ -128,7 +126,7 @@ def score_text(
     text = rows_markdown([{'variant': a, **{r['question']: r[a] for r in rows}} for a in variants])
     return text or ('No run has these scores.' if lines else 'Nothing was run yet.')
 
-
+# %% ../../nbs/studies/70_paper_results.ipynb #44a50993
 def cost_text(
     study: Study,  # A study
     lines: list,  # Its stored lines

@@ -29,7 +29,7 @@ def tied_with_best(
     gap = best - scores
     return gap.mean(-1) <= gap.std(-1, ddof=min(1, s - 1)) / s**0.5 + 1e-12
 
-
+# %% ../../nbs/studies/20_rates.ipynb #8301082f
 def choose_rates(
     treatment: np.ndarray,  # Scores of each rate and seed, higher is better (r,...,s)
     control: np.ndarray,  # Scores of the other variant, at the same rates
@@ -59,7 +59,7 @@ def choice_spread(
     variance = probability @ (resampled - probability @ resampled) ** 2
     return float((variance * s / (s - 1)) ** 0.5)
 
-
+# %% ../../nbs/studies/20_rates.ipynb #112500a3
 def _resamples(s, n=4000):
     "List the ways to draw s of s seeds with replacement, with probabilities; above six seeds, n random ones"
     if s > 6:
@@ -81,7 +81,7 @@ def best_at_end(
     best = [r for r, t in zip(rates, tied) if t]
     return -1 if best == [min(tried)] else 1 if best == [max(tried)] else 0
 
-
+# %% ../../nbs/studies/20_rates.ipynb #da768871
 def grown_grid(
     scores: dict,  # Variant -> {number of the rate: its validation score of each seed}
     rates: range,  # Rates that were tried so far
@@ -121,7 +121,7 @@ def study_precision(
     "Return the precision that the runs of a study use on this machine"
     return choose_precision(choose_device(), study.precision)
 
-
+# %% ../../nbs/studies/20_rates.ipynb #c5f4b398
 def unstable_text(
     warning: dict,  # From `learning_warning`
     skipped: int,  # Steps whose loss or gradient was not finite

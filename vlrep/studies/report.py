@@ -17,12 +17,12 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import numpy as np
 
-from ..core.files import FilePath, atomic_file
+from ..core.files import FilePath, write_text
 from ..core.plotting import INK, drawable, png_uri
 from ..core.text_files import read_toml
 from ..evaluation.base import EVALUATIONS
 from ..experiments.comparisons import difference
-from ..reports.figures import curves_svg, evaluation_name, facts_html, figures_html, page_html, table_html
+from ..reports.figures import evaluation_name, facts_html, figures_html, held_out_svg, page_html, table_html
 from ..reports.instability import dagger
 from ..reports.run_report import shown_files
 from .judging import judge_study, unstable_partner, unstable_run
@@ -52,7 +52,7 @@ def _marked(variant, runs):
     "Return a variant's name, with a dagger if one of its runs was unstable or failed"
     return dagger(variant, any(map(unstable_run, runs)))
 
-
+# %% ../../nbs/studies/40_report.ipynb #99d68fd6
 def comparison_rows(
     rows: list,  # From `judge` or `judge_study`
 ) -> list:  # Dicts of text
@@ -124,15 +124,12 @@ def score_rows(
         for r in (r for l in ls for r in l['numbers'].get(table) or [] if r['backbone'] == l['method']):
             got.setdefault(r['question'], {}).setdefault(a, []).append(r)
 
-    def row(q, by):
+    rows = []
+    for by in got.values():
         first = next(iter(by.values()))[0]
-        return dict(
-            question=evaluation_name(first),
-            chance=f'{first["chance"]:.1f}',
-            **{_marked(a, ls): _spread_of([r['value'] for r in by.get(a, [])]) for a, ls in groups.items()},
-        )
-
-    return [row(q, by) for q, by in got.items()]
+        scores = {_marked(a, ls): _spread_of([r['value'] for r in by.get(a, [])]) for a, ls in groups.items()}
+        rows.append(dict(question=evaluation_name(first), chance=f'{first["chance"]:.1f}', **scores))
+    return rows
 
 # %% ../../nbs/studies/40_report.ipynb #ff33a2df
 def _cell(rows):
@@ -158,7 +155,7 @@ def _task_scores(runs, task, mode):
     rows = (r for l in runs for r in l['numbers'].get(mode) or [] if r['backbone'] == l['method'])
     return [r for r in rows if r['question'] == task]
 
-
+# %% ../../nbs/studies/40_report.ipynb #69ea40b1
 def task_rows_of(
     study: Study,  # A study with `finetune`
     lines: list,  # Lines of its file
@@ -262,7 +259,7 @@ def cost_rows(
         )
     return out
 
-
+# %% ../../nbs/studies/40_report.ipynb #2c7694c1
 def study_notes(
     study: Study,  # The study, for its variants and seeds
     lines: list,  # Lines of its file
@@ -284,13 +281,12 @@ _TONES = dict(replicates='good', reversed='bad', different='bad', equivalent='me
 
 def show_comparisons(
     rows: list,  # From `judge_study`
-    width: float = 7.5,  # Inches
 ) -> plt.Figure:  # The figure; None if there is no verdict yet
     "Draw differences with intervals, seeds and margin: replicates green, reversed or different red, equivalent blue"
     rows = [r for r in rows if 'p' in r]
     if not rows:
         return None
-    fig, ax = plt.subplots(figsize=(width, 0.8 + 0.3 * len(rows)))
+    fig, ax = plt.subplots(figsize=(7.5, 0.8 + 0.3 * len(rows)))
     for y, r in enumerate(rows):
         c = INK[_TONES.get(r['verdict'].split()[0], 'random')]
         ax.fill_betweenx([y - 0.45, y + 0.45], -r['margin'], r['margin'], color=INK['random'], alpha=0.15, lw=0)
@@ -309,11 +305,10 @@ def show_comparisons(
     plt.close(fig)  # a notebook shows what is returned, once
     return fig
 
-
+# %% ../../nbs/studies/40_report.ipynb #b7a0d672
 def show_shares(
     study: Study,  # The study, for its variants
     lines: list,  # Lines of its file
-    width: float = 7.5,  # Inches
 ) -> plt.Figure:  # A panel for each task; None for a study without modes such as share_10
     "Draw scores over the fraction of labelled images used for fine-tuning, each at its best rate"
     shares = {m: 100 * p.get('share', 1.0) for m, p in MODES.items() if m == 'full' or 'share' in p}
@@ -326,7 +321,7 @@ def show_shares(
     panels = {t: v for t, v in panels.items() if any(len(points) > 1 for points in v.values())}
     if not panels:
         return None
-    fig, axes = plt.subplots(1, len(panels), figsize=(width, 2.8), squeeze=False)
+    fig, axes = plt.subplots(1, len(panels), figsize=(7.5, 2.8), squeeze=False)
     for ax, (t, variants) in zip(axes[0], panels.items()):
         for a, points in variants.items():
             x = sorted(points)
@@ -340,7 +335,7 @@ def show_shares(
     plt.close(fig)
     return fig
 
-
+# %% ../../nbs/studies/40_report.ipynb #4855fa20
 def curve_drawings(
     study: Study,  # The study, for its variants
     lines: list,  # Lines of its file
@@ -349,21 +344,9 @@ def curve_drawings(
     groups = {a: ls for a, ls in runs_by_variant(study, lines).items() if ls}
     out = []
     for m in dict.fromkeys(ls[0]['method'] for ls in groups.values()):
-        runs = {
-            f'{a} {l["seed"]}': [r for r in l['curve'] if r[2] is not None]
-            for a, ls in groups.items()
-            for l in ls
-            if l['method'] == m
-        }
-        late = [v for ls in runs.values() for s, _, v in ls if s >= 0.05 * ls[-1][0]]
-        out.append(
-            curves_svg(
-                {n: ([r[0] for r in c], [r[2] for r in c]) for n, c in runs.items()},
-                x='steps',
-                y=f'{m}: held-out loss',
-                top=max(late, default=None),
-            )
-        )
+        runs = [(f'{a} {l["seed"]}', l['curve']) for a, ls in groups.items() for l in ls if l['method'] == m]
+        known = {name: [(step, loss) for step, _, loss in curve if loss is not None] for name, curve in runs}
+        out.append(held_out_svg({name: tuple(zip(*points)) for name, points in known.items() if points}, m))
     return [svg for svg in out if svg]
 
 # %% ../../nbs/studies/40_report.ipynb #8e82b4b6
@@ -376,7 +359,7 @@ def rows_markdown(
     cells = [rows[0], ['---'] * len(rows[0]), *(r.values() for r in rows)]
     return '\n'.join('| ' + ' | '.join(str(c).replace('|', '\\|') for c in row) + ' |' for row in cells)
 
-
+# %% ../../nbs/studies/40_report.ipynb #0bbc18cb
 def run_count(
     study: Study,  # The study
     lines: list,  # Lines of its file
@@ -403,7 +386,7 @@ def _count_text(study, lines, kind, what, rates, planned):
     text = f'{len(done) - added} of {planned * len(study.seeds)} {what}'
     return text + (f', and {added} at added rates' if added else '')
 
-
+# %% ../../nbs/studies/40_report.ipynb #2acf790d
 def _facts(study, lines):
     "Collect what was compared, under which conditions"
     first = next((l['facts'] for l in lines if l['kind'] == 'run'), {})
@@ -467,7 +450,7 @@ def _score_tables(study, lines):
         tables[_MODE_NAMES[mode]] = task_rows_of(study, lines, mode), _EXPLAIN['tasks']
     return {title: (rows, shown) for title, (rows, shown) in tables.items() if rows}
 
-
+# %% ../../nbs/studies/40_report.ipynb #69e6cfa4
 def study_markdown(
     study: Study,  # The study
     lines: list,  # Lines of its file
@@ -537,6 +520,5 @@ def write_study_report(
     with shown_files(path):
         pages = {'report.html': study_html(study, lines), 'report.md': study_markdown(study, lines)}
     for name, text in pages.items():
-        with atomic_file(out / name) as new:
-            new.write_text(text, encoding='utf-8')
+        write_text(out / name, text)
     return out / 'report.html'

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from fastcore.basics import noop
 
-from ..core.files import FilePath, atomic_file, file_sha256, locked, read_json, write_json
+from ..core.files import FilePath, file_sha256, locked, read_json, write_json, write_text
 from ..core.processes import end_processes, start_python
 from ..core.progress import commit, versions
 from ..core.registry import did_you_mean, load_plugin, plugin_files
@@ -125,7 +125,7 @@ def _evaluate_run(study, folder, log=print):
         got[name] = dict(rows=rows, seconds=round(time.time() - begun, 2))
         write_json(path, got)
 
-
+# %% ../../nbs/studies/60_runs.ipynb #f6bf3b83
 def _validate_run(study, variant, folder):
     "Write the score that chooses the rate of a finished run to validation.json; held-out losses are already stored"
     path = folder / 'validation.json'
@@ -136,7 +136,7 @@ def _validate_run(study, variant, folder):
     score = validation_score(open_run(folder).backbone, recipe.size, options, study.rates)
     write_json(path, dict(score=score, seconds=round(time.time() - begun, 2)))
 
-
+# %% ../../nbs/studies/60_runs.ipynb #c409d350
 def _run_job(study, job, log):
     "Train an ordinary run, new or resumed, and evaluate it"
     variant = study.variant(job['variant'])
@@ -181,7 +181,7 @@ def _one_thread():
     finally:
         torch.set_num_threads(threads)
 
-
+# %% ../../nbs/studies/60_runs.ipynb #ea48e1bc
 def do_job(
     job: dict,  # From `run_study`: kind, variant, folder, values, seed, rate, task, mode, table and file
     log: callable = print,  # Called with lines about the progress
@@ -320,10 +320,9 @@ class StudyFolder:
 
     def write(self) -> None:
         "Write all lines, completely or not at all"
-        with atomic_file(self.path / 'study.jsonl') as new:
-            packed = [pack_draws(copy.deepcopy(l)) if l['kind'] in ('run', 'task') else l for l in self.lines]
-            texts = [json.dumps(line, separators=(',', ':')) for line in (self.head, *packed)]
-            new.write_text('\n'.join(texts) + '\n', encoding='utf-8')
+        packed = [pack_draws(copy.deepcopy(l)) if l['kind'] in ('run', 'task') else l for l in self.lines]
+        texts = [json.dumps(line, separators=(',', ':')) for line in (self.head, *packed)]
+        write_text(self.path / 'study.jsonl', '\n'.join(texts) + '\n')
 
     def add(
         self,
@@ -430,7 +429,7 @@ def _finished(folder, job, log):
     else:
         folder.add(**{**_run_line(job), **same}, kind='run')
 
-
+# %% ../../nbs/studies/60_runs.ipynb #67b770f3
 def _run_line(job):
     "Collect the result of a run, and its losses"
     run = open_run_folder(job['folder'])
@@ -453,7 +452,7 @@ def _run_line(job):
     curve = [[r['step'], r['train_loss'], r['valid_loss']] for r in rows if r.get('valid_loss') is not None]
     return got | dict(curve=curve)
 
-
+# %% ../../nbs/studies/60_runs.ipynb #88476687
 def _begin(folder, kind, name, line, *, source):
     "Note that a pretraining or fine-tuning run has begun, unless this is noted; return its job, in plain values"
     path = folder.path / f'{kind}s' / name
@@ -497,7 +496,7 @@ def _train_all(folder, missing, scores, n, *, extend, jobs, log):
         log(f'rates {grown[0]} to {grown[-1]}: the best one was at the end of the grid')
         rates = grown
 
-
+# %% ../../nbs/studies/60_runs.ipynb #c3f402ba
 def run_variants(
     folder: StudyFolder,  # Folder of the study
     variants: list,  # Some of its variants
@@ -554,7 +553,7 @@ def _run_tasks(folder, jobs=1, log=print):
 
         _train_all(folder, missing, scores, len(f.grid), extend=f.extend, jobs=jobs, log=log)
 
-
+# %% ../../nbs/studies/60_runs.ipynb #b44832da
 def _task_of(folder, variant, run, task, mode, *, rate):
     "Begin a missing fine-tuning and return its job; None if it has ended"
     study = folder.study
@@ -624,7 +623,7 @@ def recorded_speed(
         raise ValueError(f'--recorded {folder}: contains no finished runs')
     return {m: tuple(np.mean(v, 0)) for m, v in got.items()}
 
-
+# %% ../../nbs/studies/60_runs.ipynb #0899e013
 def _measured_speed(study, variant):
     "Return seconds per image view on this machine, with one thread, and 0 for the unknown time of evaluations"
     recipe, options = variant_recipe(study, variant)
@@ -669,7 +668,7 @@ def _alike(study, variant):
     same = {k: v for k, v in recipe_dict(recipe).items() if k not in aside}
     return json.dumps([variant.method, variant.backbone, same])
 
-
+# %% ../../nbs/studies/60_runs.ipynb #22d5f1cc
 def _planned_runs(study, speed, jobs):
     "Count the runs of each variant; `speed`: name -> seconds per image view, and seconds outside the training"
     planned = []
@@ -684,7 +683,7 @@ def _planned_runs(study, speed, jobs):
         planned.append(dict(row=row, runs=n, views=n * views, hours=hours, tasks=0))
     return planned
 
-
+# %% ../../nbs/studies/60_runs.ipynb #239307c2
 def _planned_tasks(study, recorded, jobs):
     "Count the fine-tuning runs of each variant; equivalent variants are timed once"
     known = recorded_tasks(recorded) if recorded else {}
@@ -712,8 +711,8 @@ def plan_study(
     jobs: int = 1,  # Number of training runs at a time
     *,
     log: callable = print,  # Called with each line
-    root: FilePath = None,  # Folder of the files of its data, if not that in the study's file
-) -> dict:  # Folder of the data's files, if not that in the study's file
+    root: FilePath = None,  # Folder of the data's files, if not that in the study's file
+) -> dict:  # `runs`, `views`, `hours` and `tasks`, of all variants together
     "Count the training runs and image views of a study, and estimate how many hours they take"
     study = with_root(study, root)
     known = recorded_speed(recorded) if recorded else {}

@@ -23,6 +23,7 @@ from ..experiments.spec import Runtime, finetune_spec
 from ..reports.weight_drift import weight_drift
 from .lines import constant_row
 from .plan import MODES, Study, Variant, change_texts, task_plan, variant_recipe, variant_spec
+from .rates import unstable_text
 from ..training.run_folder import open_run_folder
 
 # %% ../../nbs/studies/50_tasks.ipynb #4e17760d
@@ -31,12 +32,12 @@ def task_trouble(
     skipped: int,  # Steps whose loss or gradient was not finite
 ) -> str:  # '' for a training run without problems
     "Write warnings about a fine-tuning run; a rising held-out loss is not one, since a score chooses the checkpoint"
-    problems = []
+    warning = None
     first = rows[0]['train_loss']
     last = rows[-1]['train_loss']
     if not np.isfinite(last) or last > first:
-        problems.append(f'the training loss went from {first:.3f} to {last:.3f}')
-    return '; '.join(problems + ([f'{skipped} step{("s" if skipped > 1 else "")} not finite'] if skipped else []))
+        warning = dict(text=f'the training loss went from {first:.3f} to {last:.3f}')
+    return unstable_text(warning, skipped)
 
 # %% ../../nbs/studies/50_tasks.ipynb #c4fa89cc
 def train_task(
@@ -121,7 +122,7 @@ def _task_seconds(study, source, task, mode, folder):
     looks = -(-(plan.epochs if task_steps else steps) // plan.every)
     return steps * step + seconds * (looks * sizes.valid + 2 * (sizes.valid + sizes.test))
 
-
+# %% ../../nbs/studies/50_tasks.ipynb #fdbef353
 def measured_task_speed(
     study: Study,  # A study with `finetune`
     variant: Variant,  # One of its variants
