@@ -58,34 +58,9 @@ def _table(what, places, commands, counted, number, rows='', *, optional=False):
 PUBLISHED = {}  # Name -> `PublishedData`
 
 
-_TORCHVISION = (
-    'resnet50-0676ba61.pth',
-    'wide_resnet50_2-95faca4d.pth',
-    'resnet101-63fe2227.pth',
-    'vgg16-397923af.pth',
-)
-_UNLABELLED = (
-    'moco_v1_200ep_pretrain.pth.tar',
-    'moco_v2_200ep_pretrain.pth.tar',
-    'PCL_v1_epoch200.pth.tar',
-    'swav_200ep_pretrain.pth.tar',
-)
-
-
 def _annotated(name):
     "List the locations of a file of COCO or LVIS"
     return f'annotations/{name}', name
-
-
-def _narratives(what, name, number, *, optional=False):
-    "Make the part for files of Localized Narratives"
-    places = f'{name}.jsonl', f'{name}.jsonl.gz'
-    return _table(what, places, _LEARN_NARRATIVES, 'narratives', number, optional=optional)
-
-
-_LEARN_NARRATIVES = ('vlrep pretrain --method loctex --data narratives --root DIR',)
-_NARRATIVES = 'narratives: CC BY 4.0; photos: see their source'
-_NARRATIVES_ADDRESS = 'https://google.github.io/localized-narratives'
 
 # %% ../../../nbs/datasets/published/10_table.ipynb #c4692fba
 _LEARN_COCO = 'vlrep pretrain --data coco --root DIR'
@@ -202,7 +177,17 @@ PUBLISHED['lvis_v0.5'] = _lvis(
 )
 
 # %% ../../../nbs/datasets/published/10_table.ipynb #9b916789
+_LEARN_NARRATIVES = ('vlrep pretrain --method loctex --data narratives --root DIR',)
+_NARRATIVES = 'narratives: CC BY 4.0; photos: see their source'
+_NARRATIVES_ADDRESS = 'https://google.github.io/localized-narratives'
 _FOUND_ANYWHERE = 'The photos may be in any folder below DIR. All files of narratives in DIR are read.'
+
+
+def _narratives(what, name, number, *, optional=False):
+    "Make the part for files of Localized Narratives"
+    places = f'{name}.jsonl', f'{name}.jsonl.gz'
+    return _table(what, places, _LEARN_NARRATIVES, 'narratives', number, optional=optional)
+
 
 PUBLISHED['narratives_coco'] = PublishedData(
     'Localized Narratives of COCO 2017',
@@ -700,6 +685,20 @@ PUBLISHED['regions'] = PublishedData(
 )
 
 # %% ../../../nbs/datasets/published/10_table.ipynb #cadf465d
+_TORCHVISION = (
+    'resnet50-0676ba61.pth',
+    'wide_resnet50_2-95faca4d.pth',
+    'resnet101-63fe2227.pth',
+    'vgg16-397923af.pth',
+)
+_UNLABELLED = (
+    'moco_v1_200ep_pretrain.pth.tar',
+    'moco_v2_200ep_pretrain.pth.tar',
+    'PCL_v1_epoch200.pth.tar',
+    'swav_200ep_pretrain.pth.tar',
+)
+
+
 def _network(what, file, backbone=''):
     "Describe the weights of a network"
     return Part(what, (file,), (f'vlrep pretrain --steps 0 {backbone}--weights DIR/{file}',))
