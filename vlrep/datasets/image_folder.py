@@ -25,8 +25,7 @@ def _record_of_class(ids, label, names, i):
 
 
 def labelled_images(
-    paths: list,  # Image files (n)
-    ids: list,  # Name of each image (n)
+    files: dict,  # Name of each image -> its file (n)
     label: list,  # Class number of each image (n)
     classes: list,  # Names of the classes, in their order
     size: int,  # Images are fitted into squares of this side
@@ -40,12 +39,12 @@ def labelled_images(
         warnings.warn(f'{name}: {what}', stacklevel=3)
     label = np.array(label, np.int64)
     return ImageFileDataset(
-        paths,
+        list(files.values()),
         size,
         name,
         split=split,
-        ids=ids,
-        records=partial(_record_of_class, ids, label, classes),
+        ids=list(files),
+        records=partial(_record_of_class, list(files), label, classes),
         labels=dict(label=label),
         names=dict(label=classes),
     )
@@ -84,8 +83,8 @@ def read_folder(
     if other:
         some = some_of(os.path.relpath(f, root) for f in other)
         warnings.warn(f'{root}: {len(other)} files do not have names of images and are left out: {some}', stacklevel=2)
-    ids = [Path(os.path.relpath(p, root)).as_posix() for p in paths]
-    return labelled_images(paths, ids, label, names, size, root.name, split)
+    files = {Path(os.path.relpath(p, root)).as_posix(): p for p in paths}
+    return labelled_images(files, label, names, size, root.name, split)
 
 # %% ../../nbs/datasets/70_image_folder.ipynb #d0443a3e
 def write_folder(

@@ -60,6 +60,4 @@ def read_inaturalist(
     mute = [n for n in names if n not in label]
     leave_out(path, 'images have no category', mute, len(names), max_corrupt)
     files = find_files(root, [n for n in names if n in label], path, max_corrupt)
-    return labelled_images(
-        list(files.values()), list(files), [label[n] for n in files], list(kinds.values()), size, path.stem, split
-    )
+    return labelled_images(files, [label[n] for n in files], list(kinds.values()), size, path.stem, split)

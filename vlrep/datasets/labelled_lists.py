@@ -84,4 +84,4 @@ def read_labelled_list(
             label[name] = k
     leave_out(path, 'lines cannot be used', bad, len(label) + len(bad), max_corrupt)
     files = find_files(folder, label, path, max_corrupt)
-    return labelled_images(list(files.values()), list(files), [label[n] for n in files], names, size, path.stem, split)
+    return labelled_images(files, [label[n] for n in files], names, size, path.stem, split)

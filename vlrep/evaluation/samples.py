@@ -116,7 +116,6 @@ def near_samples(
     queries: int = 5,  # Number of query images
     k: int = 4,  # Number of neighbours
     *,
-    mapped: int = 80,  # Number of images on the map of the last network's features
     seed: int = 0,  # Seed of the choice of queries
     show: callable = None,  # Row -> PIL image to show; by default the dataset's own
 ) -> dict:  # `n`, `k`, `queries`, `pics` for `near_html`, `share` in percent, `map`: id, left, top
@@ -140,7 +139,7 @@ def near_samples(
         got.append(query)
     places = []
     if n > 10:
-        rows = np.sort(rng(seed, 'map').permutation(n)[:mapped])
+        rows = np.sort(rng(seed, 'map').permutation(n)[:80])
         places = [[names[r], *xy] for r, xy in zip(rows, feature_map(vectors[rows], seed).round(1).tolist())]
 
     def small(row, side):

@@ -47,6 +47,13 @@ class Dist:
         "Tell whether this is the process that writes files"
         return self.rank == 0
 
+    @property
+    def loader_options(self) -> dict:
+        "Return what a loader needs to read the images of this process; {} if it is the only one"
+        if self.world_size == 1:
+            return {}
+        return dict(rank=self.rank, world_size=self.world_size, device=self.device)
+
     def sum(
         self,
         x: Tensor,  # A tensor with the same shape in every process

@@ -70,7 +70,7 @@ def read_photo_classes(
     root: FilePath,  # Folder of the photos
     log: Callable = print,  # Called with each validation photo that cannot be read
     max_corrupt: int | float | str = None,  # How many photos may be missing or unreadable, see `corrupt_limit`
-    options: None = None,  # Not used
+    **unused,  # `options`
 ) -> ImageTextDataset | None:  # Label `label` (n,); None for the test, whose classes are not published
     "Read the photos of a split; a `ValueError` names what is missing or wrong"
     if split == 'test':

@@ -41,7 +41,6 @@ def likeliest_classes(
     model: ImageClassifier,  # Trained
     images: ImageTextDataset,  # Readable images
     plan: ClassificationPlan,  # Provides the size of the views
-    bs: int = 256,  # Batch size
 ) -> tuple:  # Classes (n,5) int64, most likely first, and their probabilities (n,5); fewer with fewer classes
     "Find the most likely classes of each image, in order; within `evaluation_processes` all processes get all rows"
 
@@ -51,7 +50,7 @@ def likeliest_classes(
         return dict(p=p, k=k)
 
     device = next(model.parameters()).device
-    loader = evaluation_loader(images, central_view(plan), bs, device, shared=True)
+    loader = evaluation_loader(images, central_view(plan), 256, device, shared=True)
     with frozen(model):
         found = list(computed_batches(loader, best))
     return tuple(torch.cat([batch[name] for batch in found]).cpu().numpy() for name in ('k', 'p'))

@@ -133,7 +133,6 @@ def classifier_learner(
 ) -> BatchLearner:  # For `fit_task`
     "Build fastai's Learner for a classifier, with the callbacks of all training runs"
     dist = current_dist()
-    several = dict(rank=dist.rank, world_size=dist.world_size, device=dist.device) if dist.world_size > 1 else {}
     j = plan.jitter
     dls = loaders(
         splits['train'],
@@ -146,7 +145,7 @@ def classifier_learner(
         workers=workers,
         max_corrupt=max_corrupt,
         labels=('label',),
-        **several,
+        **dist.loader_options,
     )
     epoch = len(dls.train)
     drops = [round(d * epoch) for d in plan.drops]

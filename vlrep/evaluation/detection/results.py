@@ -56,7 +56,6 @@ def detect_all(
     data: DetectionSet,  # Images
     plan: DetectionPlan,  # Images are read as in training
     *,
-    bs: int = 8,  # Batch size over all processes
     workers: int = 0,  # Processes that read images ahead
     dist: 'Dist' = None,  # The processes that share the images
 ) -> list:  # Rows in the challenge's format, in the order of the images
@@ -65,7 +64,7 @@ def detect_all(
     device = next(model.parameters()).device
     rows = []
     with evaluation_processes(workers, dist), frozen(model):
-        loader = evaluation_loader(source, None, bs, device, shared=True)
+        loader = evaluation_loader(source, None, 8, device, shared=True)
         try:
             for batch, _ in progress(loader, label='images'):
                 for i, found, hw in zip(batch['id'].tolist(), model(batch)['detections'], batch['hw']):
@@ -174,25 +173,16 @@ def _drawn(image, rows, names, colour):
     return out
 
 
-def _beside(truth, found):
-    "Put two images of the same size side by side"
-    out = Image.new('RGB', (2 * truth.width + 4, truth.height), 'white')
-    out.paste(truth, (0, 0))
-    out.paste(found, (truth.width + 4, 0))
-    return out
-
-
 def example_detections(
     data: DetectionSet,  # Test images
     rows: list,  # From `detect_all`
     each: int = 3,  # Number of best, typical and worst images each
-    threshold: float = 0.5,  # Detections with lower scores are not shown
 ) -> list:  # For `cards_html`
     "Draw objects and detections of the best, typical and worst images"
     names = {c['id']: c['name'] for c in data.categories}
     found = {}
     for row in rows:
-        if row['score'] >= threshold:
+        if row['score'] >= 0.5:  # less confident detections are not shown
             found.setdefault(row['image_id'], []).append(row)
     scored = sorted(
         ((_image_f1(data, image, found.get(image['id'], [])), i) for i, image in enumerate(data.images)),
@@ -211,7 +201,9 @@ def _example(data, image, found, names):
     "Draw objects and detections of an image side by side, for the report"
     pixels = data.load(image)
     truth = _drawn(pixels, data.of_image(image), names, 'lime')
-    return jpeg_uri(_beside(truth, _drawn(pixels, found.get(image['id'], []), names, 'red')), 480)
+    detected = _drawn(pixels, found.get(image['id'], []), names, 'red')
+    gap = np.full((pixels.height, 4, 3), 255, np.uint8)
+    return jpeg_uri(Image.fromarray(np.hstack([truth, gap, detected])), 480)
 
 
 def detection_figures(

@@ -128,7 +128,6 @@ def detection_learner(
 ) -> BatchLearner:  # For `fit_steps`
     "Build fastai's Learner for a detector, with the callbacks of all training runs"
     dist = current_dist()
-    several = dict(rank=dist.rank, world_size=dist.world_size, device=dist.device) if dist.world_size > 1 else {}
     loader = StatefulLoader(
         TrainingImages(splits['train'], plan.max_side, plan.repeat),
         plan.bs,
@@ -138,7 +137,7 @@ def detection_learner(
         workers=workers,
         collate=ObjectCollator(plan.masks),
         max_corrupt=max_corrupt,
-        **several,
+        **dist.loader_options,
     )
     train = MicroBatchLoader(FixedLengthEpochs(loader, max(1, min(plan.every, plan.steps))), accumulate)
     groups = param_groups(model, [(None, plan.lr, _is_batch_norm)], plan.wd)

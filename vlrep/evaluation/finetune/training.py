@@ -316,7 +316,6 @@ def finetune_learner(
     "Build fastai's Learner for a task, with the callbacks of all training runs"
     view = EvalTransform(size or splits['train'].size, whole=True)  # a question is about the whole image
     dist = current_dist()
-    several = dict(rank=dist.rank, world_size=dist.world_size, device=dist.device) if dist.world_size > 1 else {}
     dls = loaders(
         splits['train'],
         splits['valid'],
@@ -329,7 +328,7 @@ def finetune_learner(
         collate=collate,
         workers=workers,
         max_corrupt=max_corrupt,
-        **several,
+        **dist.loader_options,
     )
     groups = param_groups(model, [(None, plan.lr, norm_or_bias)], plan.wd)
     opt = torch.optim.AdamW(groups, plan.lr, (0.9, 0.999), 1e-8, fused=torch.cuda.is_available() or None)
