@@ -307,7 +307,7 @@ def _place(root, rows):
     names = {r['cocoid']: f'{r["cocoid"]:012d}.jpg' for r in rows}
     return {number: f'{folder_of.get(name, late[0])}/{name}' for number, name in names.items()}
 
-
+# %% ../../nbs/datasets/60_coco.ipynb #e7286586
 def read_karpathy(
     root: FilePath,  # The folder of `dataset_coco.json` and the folders of images of 2014 or 2017
     part: str = 'test',  # train (with restval), val or test
@@ -343,6 +343,9 @@ def read_karpathy(
     return dataset.annotate(dict(tags=table.hot().astype(np.float32)), dict(tags=names), table)
 
 # %% ../../nbs/datasets/60_coco.ipynb #7f6f0f9b
+#| export
+
+# %% ../../nbs/datasets/60_coco.ipynb #e8eeb781
 def coco_splits(
     root: FilePath,  # The folder that contains `annotations/`
 ) -> dict:  # Name, folders or karpathy -> `OwnSplit`
@@ -356,7 +359,7 @@ def coco_splits(
         found['karpathy'] = OwnSplit(str(path.relative_to(root)))
     return found
 
-
+# %% ../../nbs/datasets/60_coco.ipynb #d27c056a
 def build_coco(
     builder: DatasetBuilder,  # COCO's builder
     options: PhotoOptions,  # `split`, and `valid`, the fraction of the training images that chooses the checkpoint

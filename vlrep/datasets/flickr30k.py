@@ -43,7 +43,7 @@ def _numbered(path, bad):
         else:
             bad.append(f'{path}, line {line}: expected {like!r}, not {text[:60]!r}')
 
-
+# %% ../../nbs/datasets/20_flickr30k.ipynb #86fa201b
 def read_tokens(
     path: FilePath,  # `results_20130124.token`, `Flickr8k.token.txt`, or `results.csv`
     max_corrupt: int | float | str = None,  # How many rows may be unusable, see `corrupt_limit`

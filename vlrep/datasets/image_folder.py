@@ -49,7 +49,7 @@ def labelled_images(
         names=dict(label=classes),
     )
 
-
+# %% ../../nbs/datasets/70_image_folder.ipynb #f2674f32
 def read_folder(
     root: FilePath,  # The folder that contains a folder for each class
     size: int = 256,  # Images are fitted into squares of this side

@@ -28,7 +28,7 @@ def _read_part(root, part, year):
         raise ValueError(f'{path}: categories: ' + ('a name appears twice' if kinds else 'there are none'))
     return path, data, kinds
 
-
+# %% ../../nbs/datasets/94_inaturalist.ipynb #70919345
 def read_inaturalist(
     root: FilePath,  # The folder that contains train2018.json, val2018.json and train_val2018/
     split: str = 'train',  # train or valid

@@ -40,6 +40,8 @@ GENRES_23 = (
     'War',
     'Western',
 )
+
+# %% ../../nbs/datasets/86_mm_imdb.ipynb #ab8ccddf
 _LISTS = dict(train='train', valid='dev', test='test')
 
 
@@ -56,7 +58,7 @@ def _film(path):
         raise ValueError(f'{path}: genres is {brief(genres, 60)}, expected a list of names')
     return plot if isinstance(plot, str) else '', genres
 
-
+# %% ../../nbs/datasets/86_mm_imdb.ipynb #71970e5f
 def read_mm_imdb(
     root: FilePath,  # The folder that contains split.json and dataset/
     split: str = 'train',  # train, valid or test

@@ -44,14 +44,14 @@ class CsvOptions(PhotoOptions):
 
     columns: _ColumnNames = ''  # Names of columns that differ from the usual ones
 
-
+# %% ../../nbs/datasets/07_options.ipynb #a5516f3b
 class OwnSplitOptions(PhotoOptions):
     "Options of data that comes with its own split; `valid` is taken from its training images if it has only two parts"
 
     def check(self) -> None:
         "Check nothing: there are no constraints between fields"
 
-
+# %% ../../nbs/datasets/07_options.ipynb #de10beeb
 _own_split = 'COCO comes with its own split, only valid can be set'
 
 DATASETS.add(
@@ -116,7 +116,7 @@ class TaskImages(DatasetBuilder):
     texts: Callable = Lazy(None)  # (TaskDataset, log=) -> its images, each with all texts about it
     secret: bool = False  # Are the answers of its test set secret?
 
-
+# %% ../../nbs/datasets/07_options.ipynb #2f2baf16
 def _task(name, provides, texts, help, *, secret=False, recipe='flickr8k'):
     "Register the images of a task"
     options = dict.fromkeys(

@@ -104,7 +104,7 @@ def image_statements(
     records = partial(_statements, ids=ids, texts=texts, answers=answers)
     return images.with_captions(caps).annotate({}, records=records)
 
-
+# %% ../../nbs/datasets/88_task_images.ipynb #172fccd7
 def image_plots(
     examples: TaskDataset,  # A part of MM-IMDB
     log: Callable = print,  # Called with the number of films without a plot

@@ -85,7 +85,7 @@ def _open_held_out(context, data, split, wanted, shown, train):
         log(f'{len(splits["test"])} images of {builder.name}; this run may have been trained on some of them')
     return splits
 
-
+# %% ../../nbs/evaluation/06_held_out.ipynb #58328d33
 def open_held_out(
     context: EvaluationContext,  # The model and its run
     data: str = None,  # One of `DATASETS`; by default the run's

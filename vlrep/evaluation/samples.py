@@ -86,7 +86,7 @@ def shared_part(
 def _redrawn(redraw, row):
     return redraw(row, 192).load()
 
-
+# %% ../../nbs/evaluation/55_samples.ipynb #14e8fe7f
 def larger_image(
     dataset: ImageTextDataset,  # The network's images
     data: str,  # Name of the dataset in `DATASETS`
@@ -96,7 +96,7 @@ def larger_image(
     redraw = DATASETS[data].redraw
     return _redrawn(redraw, int(row)) if redraw else dataset[row].load()
 
-
+# %% ../../nbs/evaluation/55_samples.ipynb #813525c6
 def feature_map(
     vectors: np.ndarray,  # Features (n,d)
     seed: int = 0,  # Seed of t-SNE
@@ -108,7 +108,7 @@ def feature_map(
     low, high = places.min(0), places.max(0)
     return 3 + 94 * (places - low) / np.maximum(high - low, 1e-9)
 
-
+# %% ../../nbs/evaluation/55_samples.ipynb #74b48e26
 def near_samples(
     nets: dict,  # Name -> backbone, such as `before` and `after`
     dataset: ImageTextDataset,  # Images, with labels `tags` if available

@@ -224,7 +224,7 @@ class _SavedTraining:
         if self.path and self.is_main:
             self.path.unlink(missing_ok=True)
 
-
+# %% ../../nbs/evaluation/20_sgd_probe.ipynb #38c502c6
 def _train_heads(backbone, train, label, classes, *, recipe, size, seed, folder):
     "Train heads for all rates; return them, and the mean loss of each in the last epoch"
     facts = dict(

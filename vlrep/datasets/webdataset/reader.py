@@ -62,7 +62,7 @@ def _check_index(index, name, max_corrupt):
             f'({why}); repair them, or add --max-corrupt {index.corrupt}'
         )
 
-
+# %% ../../../nbs/datasets/webdataset/20_reader.ipynb #3be90639
 def read_webdataset(
     root: FilePath,  # A folder, a tar file, or names with braces or `*`
     size: int = 256,  # Images are fitted into squares of this side

@@ -46,7 +46,7 @@ def _share(dataset, plan):
         return dataset
     return take_part_of_classes(dataset, 'label', plan.share, plan.share_seed)
 
-
+# %% ../../../nbs/evaluation/classification/20_images.ipynb #d6f25f3a
 def read_world_classes(
     split: str,  # train, valid or test
     plan: ClassificationPlan,  # Provides share and size
@@ -61,7 +61,7 @@ def read_world_classes(
     labels = dict(label=np.array([SEEN.index(c) for c in largest]))
     return _share(scenes.annotate(labels, dict(label=list(SEEN))), plan)
 
-
+# %% ../../../nbs/evaluation/classification/20_images.ipynb #111dabd3
 def read_photo_classes(
     layout: str,  # One of `LAYOUTS`
     split: str,  # train, valid or test

@@ -68,7 +68,7 @@ def _mean_per_class(right, labels, classes):
 
     return stat
 
-
+# %% ../../../nbs/evaluation/classification/40_results.ipynb #00781381
 def accuracy_rows(
     best: np.ndarray,  # Classes of each image, most likely first (n,k)
     labels: np.ndarray,  # True classes (n,)
@@ -108,7 +108,7 @@ def _write_predictions(path, images, best, p):
             line = dict(id=str(images.ids[i]), label=names[images.labels['label'][i]], best=pairs)
             f.write(json.dumps(line, ensure_ascii=False) + '\n')
 
-
+# %% ../../../nbs/evaluation/classification/40_results.ipynb #677ccf21
 def confused_classes(
     best: np.ndarray,  # The most likely class of each image (n,)
     labels: np.ndarray,  # True classes (n,)
@@ -124,7 +124,7 @@ def confused_classes(
         {'class': names[a], 'taken for': names[b], 'images': counts[a, b], 'of': int(of_class[a])} for a, b in order
     ]
 
-
+# %% ../../../nbs/evaluation/classification/40_results.ipynb #26ac6237
 def _examples(images, best, p, seed):
     "Draw five correctly and five wrongly classified images for `cards_html`"
     names = images.class_names
@@ -147,7 +147,7 @@ def _examples(images, best, p, seed):
         )
     return cards
 
-
+# %% ../../../nbs/evaluation/classification/40_results.ipynb #0e83a945
 def classification_table(
     model: ImageClassifier,  # Trained
     splits: dict,  # `train`, `valid`, perhaps `test`
@@ -177,7 +177,7 @@ def classification_table(
     confused = confused_classes(best[:, 0], labels, images.class_names)
     return rows, dict(examples=_examples(images, best, p, seed), confused=confused)
 
-
+# %% ../../../nbs/evaluation/classification/40_results.ipynb #72b204c6
 def classification_figures(
     shown: dict,  # From `classification_table`
 ) -> dict:  # Section of the report -> HTML

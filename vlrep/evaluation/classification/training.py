@@ -49,7 +49,7 @@ class ImageClassifier(nn.Module):
         "Compute the scores of the classes"
         return dict(logits=self.head(self.visual(batch['images']).mean((2, 3))))
 
-
+# %% ../../../nbs/evaluation/classification/30_training.ipynb #a1cecda2
 def build_classifier(
     visual: nn.Module,  # The backbone of a run
     plan: ClassificationPlan,  # Not used
@@ -61,7 +61,7 @@ def build_classifier(
         raise ValueError(f'{labels}: a single class, and nothing to tell apart; at least two are needed')
     return ImageClassifier(visual, len(labels), seed)
 
-
+# %% ../../../nbs/evaluation/classification/30_training.ipynb #07d2b888
 def class_loss(
     out: dict,  # `logits` (b,k)
     batch: dict,  # `label` (b,) int64
@@ -108,14 +108,14 @@ def classifier_steps(
     "Compute the number of optimiser steps; the last batch of an epoch may be smaller"
     return plan.epochs * -(-len(train) // plan.bs)
 
-
+# %% ../../../nbs/evaluation/classification/30_training.ipynb #80735688
 def central_view(
     plan: ClassificationPlan,  # Provides `size` and `resize`
 ) -> EvalTransform:
     "Make the view of test images: resize the shorter side, and crop the centre"
     return EvalTransform(plan.size, plan.resize)
 
-
+# %% ../../../nbs/evaluation/classification/30_training.ipynb #08b8c092
 def classifier_learner(
     model: ImageClassifier,  # Backbone and linear layer
     splits: dict,  # `train` and `valid` with labels `label`; with a `test`, `valid` chooses the checkpoint

@@ -50,7 +50,7 @@ def _result_rows(data, image, found, hw):
             row['segmentation'] = encode_mask((whole[0] > 0.5).cpu().numpy())
     return rows
 
-
+# %% ../../../nbs/evaluation/detection/60_results.ipynb #767e5f87
 def detect_all(
     model: Detector,  # Trained model
     data: DetectionSet,  # Images
@@ -85,7 +85,7 @@ def _precision(data, rows, plan, kind):
     weights = np.concatenate([once, draw_counts(len(data), max(plan.draws, 200))])
     return {k: (float(v[0]), v[1:]) for k, v in voc_ap(data, rows, year, weights, kind).items()}
 
-
+# %% ../../../nbs/evaluation/detection/60_results.ipynb #8fbc7618
 def _table_row(question, metric, name, n, value, drawn, keep):
     "Make a row of the table, with an interval from the draws if given, of which `keep` are kept"
     # quantiles would be biased, because images that are drawn twice raise the average precision
@@ -98,7 +98,7 @@ def _table_row(question, metric, name, n, value, drawn, keep):
         row['draws'] = [round(100 * float(v), 2) for v in drawn[:keep]]
     return row
 
-
+# %% ../../../nbs/evaluation/detection/60_results.ipynb #c94477fa
 def detection_table(
     model: Detector,  # Trained
     splits: dict,  # `test` or `valid`: a DetectionSet
@@ -161,7 +161,7 @@ def _overlap(a, b):
     both = max(0.0, w) * max(0.0, h)
     return both / (a[2] * a[3] + b[2] * b[3] - both or 1)
 
-
+# %% ../../../nbs/evaluation/detection/60_results.ipynb #711d267f
 def _drawn(image, rows, names, colour):
     "Draw boxes and names on a copy of an image"
     out = image.copy()
@@ -196,7 +196,7 @@ def example_detections(
         for score, i in chosen
     ]
 
-
+# %% ../../../nbs/evaluation/detection/60_results.ipynb #e19f1a24
 def _example(data, image, found, names):
     "Draw objects and detections of an image side by side, for the report"
     pixels = data.load(image)
@@ -243,7 +243,7 @@ class ObjectFinder:
         columns = (found[k].tolist() for k in ('labels', 'scores', 'boxes'))
         return [(self.labels[k - 1], score, box) for k, score, box in zip(*columns)]
 
-
+# %% ../../../nbs/evaluation/detection/60_results.ipynb #e116daef
 def detector_capabilities(
     model: Detector,  # Trained model
     labels: list,  # Names of the categories

@@ -36,7 +36,7 @@ def _train_or_test(split, plan, name):
         raise ValueError(f'part={plan.part}: {name} has no validation part, because it is used as the test')
     return dict(train='train', test='val').get(split)
 
-
+# %% ../../../nbs/evaluation/detection/45_sources.ipynb #29449498
 def read_world_split(
     split: str,  # train, valid or test
     plan: DetectionPlan,  # Share of the training images, and part to evaluate on
@@ -48,7 +48,7 @@ def read_world_split(
         return None
     return _chosen(world_detection(split, options), split, plan)
 
-
+# %% ../../../nbs/evaluation/detection/45_sources.ipynb #c943ee63
 def read_voc_split(
     split: str,  # As for `read_world_split`
     plan: DetectionPlan,  # As for `read_world_split`
@@ -66,7 +66,7 @@ def read_voc_split(
     )
     return _chosen(read_voc_detection(root, lists[split], max_corrupt=max_corrupt), split, plan)
 
-
+# %% ../../../nbs/evaluation/detection/45_sources.ipynb #94244d92
 def read_coco_split(
     split: str,  # As for `read_world_split`
     plan: DetectionPlan,  # As for `read_world_split`
@@ -80,7 +80,7 @@ def read_coco_split(
         return None
     return _chosen(read_coco_detection(root, f'{part}2017', max_corrupt=max_corrupt), split, plan)
 
-
+# %% ../../../nbs/evaluation/detection/45_sources.ipynb #e482da0d
 def read_lvis_split(
     version: str,  # v1 or v0.5
     split: str,  # As for `read_world_split`

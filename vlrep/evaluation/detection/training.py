@@ -66,7 +66,7 @@ def recompute_batch_norm(
         for statistic in (m.running_mean, m.running_var):
             statistic.copy_(dist.sum(statistic) / dist.world_size)
 
-
+# %% ../../../nbs/evaluation/detection/50_training.ipynb #d59695d0
 class LastCheckpoint(Checkpointer):
     "Save `last` after each round; at the end recompute the BatchNorm statistics and save the model as `best`"
 
@@ -100,7 +100,7 @@ class LastCheckpoint(Checkpointer):
         state.best_step = state.step
         self.save(best=True)
 
-
+# %% ../../../nbs/evaluation/detection/50_training.ipynb #f3733cb9
 class NoValidation(BaseCallback):
     "Skips validation, because detectors return no loss in evaluation mode; precision is measured at the end"
 

@@ -214,7 +214,7 @@ class BestScore(Checkpointer):
             self.log(f'no improvement in {self.since} evaluations: training stops early')
             raise CancelFitException()
 
-
+# %% ../../../nbs/evaluation/finetune/50_training.ipynb #e21bed18
 class KeptBest:
     "Keeps the best weights in memory, without a run folder"
 

@@ -81,7 +81,7 @@ def nearest_captions(
     fig.tight_layout(pad=0.4)
     return fig
 
-
+# %% ../../../nbs/evaluation/retrieval/30_pictures.ipynb #2be27d0a
 def nearest_images(
     samples: dict,  # From `retrieval_samples`
     texts: list,  # All captions
