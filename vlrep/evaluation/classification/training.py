@@ -123,13 +123,11 @@ def classifier_learner(
     *,
     folder: 'Run' = None,  # For checkpoints; `KeptBest` by default
     seed: int = 0,  # Seed of order and views
-    precision: str = 'auto',  # As for `MixedPrecision`
-    accumulate: int = 1,  # Number of micro-batches per step
     workers: int = 0,  # Processes that read images ahead
     save_every: int = 0,  # Steps between additional checkpoints
     max_corrupt: int | float | str = None,  # How many training images may be unreadable
-    cbs: list | tuple = (),  # Additional callbacks
     log: Callable = print,  # Called with messages about the progress
+    **options,  # `precision`, `accumulate` and `cbs` of `task_learner`
 ) -> BatchLearner:  # For `fit_task`
     "Build fastai's Learner for a classifier, with the callbacks of all training runs"
     dist = current_dist()
@@ -161,8 +159,6 @@ def classifier_learner(
         every=plan.every * epoch,
         schedule=partial(step_decay, drops=drops, factor=plan.factor, warmup=round(plan.warmup * epoch)),
         seed=seed,
-        precision=precision,
-        accumulate=accumulate,
         sync_bn=plan.sync_bn,
-        cbs=cbs,
+        **options,
     )

@@ -305,13 +305,11 @@ def finetune_learner(
     size: int = None,  # Side of the views in pixels; by default the images'
     folder: 'Run' = None,  # For checkpoints; `KeptBest` by default
     seed: int = 0,  # Seed of order and dropout
-    precision: str = 'auto',  # As for `MixedPrecision`
-    accumulate: int = 1,  # Number of micro-batches per step
     workers: int = 0,  # Processes that read images ahead
     save_every: int = 0,  # Steps between checkpoints within a round
     max_corrupt: int | float | str = None,  # How many training images may be unreadable
-    cbs: list | tuple = (),  # Additional callbacks
     log: Callable = print,  # Called with messages about the progress
+    **options,  # `precision`, `accumulate` and `cbs` of `task_learner`
 ) -> BatchLearner:  # For `fit_task`; `learn.save_run.history` has step, loss and score of each evaluation
     "Build fastai's Learner for a task, with the callbacks of all training runs"
     view = EvalTransform(size or splits['train'].size, whole=True)  # a question is about the whole image
@@ -347,9 +345,7 @@ def finetune_learner(
         every=min(plan.every, plan.steps),
         schedule=partial(_warmup_then_decay, total=plan.decay_steps or plan.steps, warmup=plan.warmup),
         seed=seed,
-        precision=precision,
-        accumulate=accumulate,
-        cbs=cbs,
+        **options,
     )
 
 # %% ../../../nbs/evaluation/finetune/50_training.ipynb #964018e6
