@@ -90,7 +90,7 @@ def _object_of(row, image, at):
     box = [min(max(v, 0.0), 1.0) for v in (b[0] / w, b[1] / h, (b[0] + b[2]) / w, (b[1] + b[3]) / h)]
     return *box, at[row['category_id']], bool(real_number(row.get('iscrowd', 0)))
 
-
+# %% ../../nbs/datasets/60_coco.ipynb #3ec13fc8
 def _objects(data, path, folder, max_corrupt=None):
     """Map each image's file name to (corners, category number, crowd?); return also category names, and file name ->
     width and height"""
@@ -119,8 +119,6 @@ def read_coco(
     "Read photos in COCO's layout; a `ValueError` names file and row of what is wrong"
     root = Path(root)
     folder = root / images
-    if not root.is_dir():
-        raise ValueError(f'{root}: no such folder')
     if not folder.is_dir():
         raise ValueError(f'{root}: has no folder {images}')
     if captions:

@@ -93,8 +93,6 @@ def read_flickr30k(
 ) -> ImageFileDataset:  # In the order of their names
     "Read photos and captions in the layout of Flickr30k's authors, or Flickr8k's; a `ValueError` names what is missing"
     root = Path(root)
-    if not root.is_dir():
-        raise ValueError(f'{root}: no such folder')
 
     def first(names, kind):
         for n in names:

@@ -21,7 +21,7 @@ def _photos(root, part, must=True):
     places = tuple(f'{at}{part}' for at in ('', 'ILSVRC/Data/CLS-LOC/', 'Data/CLS-LOC/'))
     return find_place(root, places, f'folder of photos of {part}', must)
 
-
+# %% ../../nbs/datasets/92_imagenet.ipynb #8cf605ab
 def read_imagenet(
     root: FilePath,  # The folder that contains train/ and val/
     split: str = 'train',  # train or valid

@@ -112,7 +112,7 @@ def split_photos(
         part.split_by = name
     return splits
 
-
+# %% ../../nbs/datasets/08_split.ipynb #1680aa95
 def _listed_parts(dataset, own, share, log):
     "Split photos by their own split; log photos that are in no part, and listed photos that are missing"
     listed = own.read()

@@ -30,7 +30,7 @@ def find_place(
         raise ValueError(f'{root}: has no {what}: looked for {" and ".join(places)}')
     return got
 
-
+# %% ../../nbs/datasets/78_task_files.ipynb #39d33942
 def find_table(
     root: Path,  # Where to look
     split: str,  # train, valid or test

@@ -76,6 +76,9 @@ def image_questions(
     )
 
 # %% ../../nbs/datasets/88_task_images.ipynb #2ebaa96b
+#| export
+
+# %% ../../nbs/datasets/88_task_images.ipynb #50880ba4
 def _statements(i, *, ids, texts, answers):
     "Make the record of an image with its statements"
     return Record(str(ids[i]), statements=[dict(text=t, label=l) for t, l in zip(texts[i], answers[i])])

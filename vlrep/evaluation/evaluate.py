@@ -187,7 +187,7 @@ def evaluate_world(
     nets = backbones_to_probe(context, world('train', 500, size=size), size)
     return world_table(nets, world, size, context.seed, (options.probe, options.probe_held, options.test))
 
-
+# %% ../../nbs/evaluation/70_evaluate.ipynb #2e022be1
 def evaluate_grounding(
     context: EvaluationContext,  # The model
 ) -> list:  # Rows

@@ -50,7 +50,7 @@ def render_model_input(
     x = x * torch.tensor(v.std)[:, None, None] + torch.tensor(v.mean)[:, None, None]
     return [Image.fromarray(a) for a in (x.clamp(0, 1) * 255).round().byte().permute(0, 2, 3, 1).contiguous().numpy()]
 
-
+# %% ../../nbs/evaluation/55_samples.ipynb #464314a9
 @torch.no_grad()
 def word_maps(
     m: Pretrained,  # With the capabilities `caption` and `attend`

@@ -121,7 +121,7 @@ def random_costs(
     "Draw costs log-uniformly between 1e-5 and 1e5 (ICMLM, supplement: 40)"
     return tuple(sorted((10 ** rng(seed, 'random costs').uniform(-5, 5, n)).tolist()))
 
-
+# %% ../../nbs/evaluation/15_svm.ipynb #1541db50
 @dataclass
 class Svms:
     "A linear support vector machine for each class, with the chosen cost"

@@ -59,21 +59,21 @@ class Dist:
         x: Tensor,  # A tensor with the same shape in every process
     ) -> Tensor:  # Without gradient
         "Add a tensor over all processes"
-        if self.world_size == 1:
-            return x
-        moved = x.detach().to(self.device, copy=True)
-        distributed.all_reduce(moved)
-        return moved.to(x.device)
+        return self._communicate(distributed.all_reduce, x)
 
     def broadcast(
         self,
         x: Tensor,  # A tensor with the same shape in every process
     ) -> Tensor:
         "Return the main process's `x`"
+        return self._communicate(distributed.broadcast, x, 0)
+
+    def _communicate(self, collective, x, *args):
+        "Apply a collective operation to a copy of `x` on the device of the process group"
         if self.world_size == 1:
             return x
         moved = x.detach().to(self.device, copy=True)
-        distributed.broadcast(moved, 0)
+        collective(moved, *args)
         return moved.to(x.device)
 
     def objects(

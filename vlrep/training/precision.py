@@ -212,7 +212,7 @@ def before_backward(self: MixedPrecision) -> None:
     if self.scaler:
         self.learn.loss_grad = self.scaler.scale(self.loss_grad)
 
-
+# %% ../../nbs/training/35_precision.ipynb #b547ece7
 class _Dry:
     "Replacement for the optimiser that records whether a step would be made"
 

@@ -36,7 +36,7 @@ class _Live(TorchDispatchMode):
         self.peak = max(self.peak, sum(n for _, n in self.live.values()))
         return out
 
-
+# %% ../../nbs/training/37_shared_options.ipynb #8e5dc613
 def peak_bytes(
     f: callable,  # Called once, without arguments
 ) -> int:  # Bytes

@@ -32,7 +32,7 @@ def _counted(counts, end):
         lines.append(f'{n:,} {what}{end}: {names}')
     return lines
 
-
+# %% ../../../nbs/datasets/webdataset/20_reader.ipynb #6e812555
 def _check_index(index, name, max_corrupt):
     "Warn of what is left out of the index of some shards, for each reason; a `ValueError` if it is too much"
 

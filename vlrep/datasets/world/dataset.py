@@ -351,7 +351,7 @@ def _larger(cache, what):
         if n > what['n'] and not folder_damage(p):
             return p
 
-
+# %% ../../../nbs/datasets/world/50_dataset.ipynb #2fd943e8
 def _cut(folder, what, larger):
     "Write the set that `what` describes into the empty `folder`: the first rows of the set in `larger`"
     n = what['n']

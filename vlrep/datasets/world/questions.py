@@ -314,7 +314,7 @@ def _neutral(s, r):
     the = f'The {o["category"]}' if alone else f'One of the {plural(o["category"])}'
     return f'{the} {r.choice(_unseen[o["group"]])}.'
 
-
+# %% ../../../nbs/datasets/world/30_questions.ipynb #9c3507f1
 def make_statements(
     scene: dict,  # Annotation from `layout`
     *key,  # Identifies this set of statements, e.g. the scene's number

@@ -201,7 +201,7 @@ def _pairs(model, labels, images, top):
     p, k = p.topk(min(top, p.shape[1]))
     return [[(labels[c], v) for c, v in zip(*row)] for row in zip(k.tolist(), p.tolist())]
 
-
+# %% ../../../nbs/evaluation/classification/40_results.ipynb #68357885
 @patch
 def classify(
     self: Pretrained,

@@ -172,7 +172,7 @@ def _drawn(image, rows, names, colour):
         pen.text((x + 3, y + 1), names[row['category_id']], fill=colour)
     return out
 
-
+# %% ../../../nbs/evaluation/detection/60_results.ipynb #020ef8df
 def example_detections(
     data: DetectionSet,  # Test images
     rows: list,  # From `detect_all`

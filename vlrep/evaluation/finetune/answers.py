@@ -101,7 +101,7 @@ def likely_labels(logits: Tensor, labels: list) -> np.ndarray:  # bool (n,k)
     "Choose the labels with a probability above one half"
     return (logits > 0).cpu().numpy()
 
-
+# %% ../../../nbs/evaluation/finetune/30_answers.ipynb #11101e01
 def commonest_label(
     train: TaskDataset,  # With targets
 ) -> np.ndarray:  # int64 (1,)

@@ -89,7 +89,7 @@ def pmi(
     value = np.log(both.data.astype(np.float64) * n / (alone[both.row] * alone[both.col]))
     return csr_matrix((np.maximum(value, 0).astype(np.float32), (both.row, both.col)), both.shape)
 
-
+# %% ../../../nbs/evaluation/tagging/20_tagging.ipynb #b75a10ee
 def tag_vectors(
     has: csr_matrix,  # Which image has which tag (n,t)
     dim: int = 4096,  # Width (MCT sec. 4); at most the number of tags
