@@ -340,9 +340,6 @@ def read_karpathy(
     )
     return dataset.annotate(dict(tags=table.hot().astype(np.float32)), dict(tags=names), table)
 
-# %% ../../nbs/datasets/60_coco.ipynb #7f6f0f9b
-#| export
-
 # %% ../../nbs/datasets/60_coco.ipynb #e8eeb781
 def coco_splits(
     root: FilePath,  # The folder that contains `annotations/`

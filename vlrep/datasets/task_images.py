@@ -75,9 +75,6 @@ def image_questions(
         {'digest of questions': digest}, records=partial(_questions, ids=ids, texts=texts, replies=replies)
     )
 
-# %% ../../nbs/datasets/88_task_images.ipynb #2ebaa96b
-#| export
-
 # %% ../../nbs/datasets/88_task_images.ipynb #50880ba4
 def _statements(i, *, ids, texts, answers):
     "Make the record of an image with its statements"

@@ -168,9 +168,6 @@ def evaluate_folder(
     ]
     return [dict(row, share=share) for row in rows]
 
-# %% ../../nbs/evaluation/70_evaluate.ipynb #d62f8091
-#| export
-
 # %% ../../nbs/evaluation/70_evaluate.ipynb #b13d9cf2
 def _sizes(context):
     "Return the sizes of the world: those of the run if it was trained on the world"

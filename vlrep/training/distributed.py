@@ -236,9 +236,6 @@ def tell_others(
         store.set('vlrep/refused', f'rank {dist.rank} was refused: {reason}')
         _linger(store, dist)
 
-# %% ../../nbs/training/05_distributed.ipynb #1d46038f
-#| export
-
 # %% ../../nbs/training/05_distributed.ipynb #c8744692
 def current_dist() -> Dist:
     "Return the `Dist` of this process from `init_dist`; `Dist()` if there is no process group"
@@ -359,9 +356,6 @@ def _describe_cause(dist, store, e):
     if 'imed out' in str(e) or 'imeout' in str(e):
         return f'{_ranks(silent)} did not answer for {dist.timeout:g} s'
     return f'{_ranks(silent)} ended without a message (killed?)'
-
-# %% ../../nbs/training/05_distributed.ipynb #a1d7000a
-#| export
 
 # %% ../../nbs/training/05_distributed.ipynb #b0e3354d
 def _earlier_message(store, dist, e):
