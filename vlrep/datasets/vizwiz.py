@@ -6,6 +6,7 @@
 __all__ = ['read_vizwiz', 'write_vizwiz']
 
 # %% ../../nbs/datasets/82_vizwiz.ipynb #2a5af373
+from collections.abc import Callable
 from pathlib import Path
 
 from ..core.files import FilePath, read_json, write_json
@@ -24,7 +25,7 @@ def read_vizwiz(
     size: int = 256,  # Photos are fitted into squares of this side
     *,
     max_corrupt: int | float | str = None,  # How many rows may be unusable and photos missing, see `corrupt_limit`
-    **unused,  # `log`: what is left out is a warning
+    log: Callable = print,  # Not used: what is left out is a warning
 ) -> TaskDataset:  # None if there is no test set
     "Read a part of VizWiz; a `ValueError` names file and row of what is wrong"
     root = Path(root)

@@ -7,6 +7,7 @@ __all__ = ['read_vqa', 'write_vqa']
 
 # %% ../../nbs/datasets/80_vqa.ipynb #8e04dc72
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 from ..core.files import FilePath, read_json, write_json
@@ -52,7 +53,7 @@ def read_vqa(
     size: int = 256,  # Photos are fitted into squares of this side
     *,
     max_corrupt: int | float | str = None,  # How many rows may be unusable and photos missing, see `corrupt_limit`
-    **unused,  # `log`: what is left out is a warning
+    log: Callable = print,  # Not used: what is left out is a warning
 ) -> TaskDataset:  # None if there is no test set
     "Read a part of VQA 2.0; a `ValueError` names file and row of what is wrong"
     root = Path(root)

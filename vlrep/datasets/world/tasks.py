@@ -6,6 +6,8 @@
 __all__ = ['read_world_task']
 
 # %% ../../../nbs/datasets/world/70_tasks.ipynb #0739efd3
+from collections.abc import Callable
+
 from ...data.tasks import TaskDataset
 from .dataset import world
 from .task_options import WorldTaskOptions
@@ -32,7 +34,7 @@ def read_world_task(
     split: str,  # train, valid or test
     size: int = 48,  # Side of the scenes in pixels
     options: WorldTaskOptions = WorldTaskOptions(),  # Numbers of scenes
-    **unused,  # `log`: nothing is left out
+    log: Callable = print,  # Not used: nothing is left out
 ) -> TaskDataset:
     "Read the examples of a task about scenes"
     annotation, examples = _TASKS[task]

@@ -106,10 +106,10 @@ def detection_table(
     *,
     folder: FilePath,  # Where the file of detections is written
     name: str = 'model',  # Name of the model in the table
+    seed: int = 0,  # Not used
     workers: int = 0,  # Processes that read images ahead
     dist: 'Dist' = None,  # The processes that share the images
     log: Callable = print,  # Called with the name of the file
-    **unused,  # `seed`
 ) -> tuple:  # Rows of the table in percent, and the images to show
     "Detect the objects in the test images, score and write the detections, and choose examples"
     table = []

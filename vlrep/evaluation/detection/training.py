@@ -6,7 +6,7 @@
 __all__ = ['detector_loss', 'recompute_batch_norm', 'LastCheckpoint', 'NoValidation', 'detection_learner']
 
 # %% ../../../nbs/evaluation/detection/50_training.ipynb #abde3bc5
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import islice
 
@@ -124,7 +124,7 @@ def detection_learner(
     save_every: int = 0,  # Steps between checkpoints within a round
     max_corrupt: int | float | str = None,  # How many images may be unreadable
     cbs: list | tuple = (),  # Additional callbacks
-    **unused,  # `log`
+    log: Callable = print,  # Not used
 ) -> BatchLearner:  # For `fit_steps`
     "Build fastai's Learner for a detector, with the callbacks of all training runs"
     dist = current_dist()
