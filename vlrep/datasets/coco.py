@@ -90,7 +90,7 @@ def _object_of(row, image, at):
     box = [min(max(v, 0.0), 1.0) for v in (b[0] / w, b[1] / h, (b[0] + b[2]) / w, (b[1] + b[3]) / h)]
     return *box, at[row['category_id']], bool(real_number(row.get('iscrowd', 0)))
 
-
+# %% ../../nbs/datasets/60_coco.ipynb #3ec13fc8
 def _objects(data, path, folder, max_corrupt=None):
     """Map each image's file name to (corners, category number, crowd?); return also category names, and file name ->
     width and height"""
@@ -119,8 +119,6 @@ def read_coco(
     "Read photos in COCO's layout; a `ValueError` names file and row of what is wrong"
     root = Path(root)
     folder = root / images
-    if not root.is_dir():
-        raise ValueError(f'{root}: no such folder')
     if not folder.is_dir():
         raise ValueError(f'{root}: has no folder {images}')
     if captions:
@@ -307,7 +305,7 @@ def _place(root, rows):
     names = {r['cocoid']: f'{r["cocoid"]:012d}.jpg' for r in rows}
     return {number: f'{folder_of.get(name, late[0])}/{name}' for number, name in names.items()}
 
-
+# %% ../../nbs/datasets/60_coco.ipynb #e7286586
 def read_karpathy(
     root: FilePath,  # The folder of `dataset_coco.json` and the folders of images of 2014 or 2017
     part: str = 'test',  # train (with restval), val or test
@@ -342,7 +340,7 @@ def read_karpathy(
     )
     return dataset.annotate(dict(tags=table.hot().astype(np.float32)), dict(tags=names), table)
 
-# %% ../../nbs/datasets/60_coco.ipynb #7f6f0f9b
+# %% ../../nbs/datasets/60_coco.ipynb #e8eeb781
 def coco_splits(
     root: FilePath,  # The folder that contains `annotations/`
 ) -> dict:  # Name, folders or karpathy -> `OwnSplit`
@@ -356,7 +354,7 @@ def coco_splits(
         found['karpathy'] = OwnSplit(str(path.relative_to(root)))
     return found
 
-
+# %% ../../nbs/datasets/60_coco.ipynb #d27c056a
 def build_coco(
     builder: DatasetBuilder,  # COCO's builder
     options: PhotoOptions,  # `split`, and `valid`, the fraction of the training images that chooses the checkpoint

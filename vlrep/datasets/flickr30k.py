@@ -43,7 +43,7 @@ def _numbered(path, bad):
         else:
             bad.append(f'{path}, line {line}: expected {like!r}, not {text[:60]!r}')
 
-
+# %% ../../nbs/datasets/20_flickr30k.ipynb #86fa201b
 def read_tokens(
     path: FilePath,  # `results_20130124.token`, `Flickr8k.token.txt`, or `results.csv`
     max_corrupt: int | float | str = None,  # How many rows may be unusable, see `corrupt_limit`
@@ -93,8 +93,6 @@ def read_flickr30k(
 ) -> ImageFileDataset:  # In the order of their names
     "Read photos and captions in the layout of Flickr30k's authors, or Flickr8k's; a `ValueError` names what is missing"
     root = Path(root)
-    if not root.is_dir():
-        raise ValueError(f'{root}: no such folder')
 
     def first(names, kind):
         for n in names:

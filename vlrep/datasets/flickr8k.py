@@ -58,7 +58,7 @@ def uncaptioned_photos(
     photos = (n for n in os.listdir(folder) if n.lower().endswith(IMAGES) and not is_hidden(n))
     return [n for n in photos if _nfc(n) not in captioned]
 
-
+# %% ../../nbs/datasets/10_flickr8k.ipynb #6e4cf439
 def read_flickr8k(
     root: FilePath,  # The folder that holds `Images/` and `captions.txt`
     size: int = 256,  # Images are fitted into squares of this side

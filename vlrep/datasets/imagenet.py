@@ -7,9 +7,8 @@ __all__ = ['read_imagenet']
 
 # %% ../../nbs/datasets/92_imagenet.ipynb #d537c282
 from ..core.files import FilePath
-from ..data.image_files import is_hidden
 from ..data.records import ImageFileDataset
-from .image_folder import read_folder
+from .image_folder import class_folders, read_folder
 from .labelled_lists import read_labelled_list
 from .task_files import find_place
 
@@ -22,12 +21,7 @@ def _photos(root, part, must=True):
     places = tuple(f'{at}{part}' for at in ('', 'ILSVRC/Data/CLS-LOC/', 'Data/CLS-LOC/'))
     return find_place(root, places, f'folder of photos of {part}', must)
 
-
-def _class_folders(folder):
-    "Return the sorted names of the folders in a folder"
-    return sorted(p.name for p in folder.iterdir() if p.is_dir() and not is_hidden(p.name))
-
-
+# %% ../../nbs/datasets/92_imagenet.ipynb #8cf605ab
 def read_imagenet(
     root: FilePath,  # The folder that contains train/ and val/
     split: str = 'train',  # train or valid
@@ -42,8 +36,8 @@ def read_imagenet(
     if split == 'train':
         return read_folder(train, size, split)
     valid = _photos(root, 'val')
-    classes = _class_folders(train) if train else None
-    if _class_folders(valid):
+    classes = class_folders(train) if train else None
+    if class_folders(valid):
         return read_folder(valid, size, split, classes)
     path = find_place(root, _LISTS, f'list of the classes of the photos in {valid.name}/, nor folders in it')
     return read_labelled_list(path, valid, size, split, classes, max_corrupt=max_corrupt)

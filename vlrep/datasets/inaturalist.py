@@ -28,7 +28,7 @@ def _read_part(root, part, year):
         raise ValueError(f'{path}: categories: ' + ('a name appears twice' if kinds else 'there are none'))
     return path, data, kinds
 
-
+# %% ../../nbs/datasets/94_inaturalist.ipynb #70919345
 def read_inaturalist(
     root: FilePath,  # The folder that contains train2018.json, val2018.json and train_val2018/
     split: str = 'train',  # train or valid
@@ -60,6 +60,4 @@ def read_inaturalist(
     mute = [n for n in names if n not in label]
     leave_out(path, 'images have no category', mute, len(names), max_corrupt)
     files = find_files(root, [n for n in names if n in label], path, max_corrupt)
-    return labelled_images(
-        list(files.values()), list(files), [label[n] for n in files], list(kinds.values()), size, path.stem, split
-    )
+    return labelled_images(files, [label[n] for n in files], list(kinds.values()), size, path.stem, split)

@@ -30,7 +30,7 @@ def _list_rows(path, bad):
         else:
             bad(f'{path}, line {i}: expected a photo and its class, not {" ".join(row)[:60]!r}')
 
-
+# %% ../../nbs/datasets/90_labelled_lists.ipynb #d9bb47bc
 def _number(word):
     "Read a class number; None if the word is not a number"
     return int(word) if word.isascii() and word.isdecimal() and len(word) < 7 else None
@@ -45,7 +45,7 @@ def _class_names(words, path):
         raise ValueError(f'{path}: some classes are numbers, and {words[numbers.index(None)]!r} is none')
     return sorted(set(words))
 
-
+# %% ../../nbs/datasets/90_labelled_lists.ipynb #217f368d
 def read_labelled_list(
     path: FilePath,  # A list of photos with their classes
     folder: FilePath,  # The folder that the names of the photos are relative to
@@ -84,4 +84,4 @@ def read_labelled_list(
             label[name] = k
     leave_out(path, 'lines cannot be used', bad, len(label) + len(bad), max_corrupt)
     files = find_files(folder, label, path, max_corrupt)
-    return labelled_images(list(files.values()), list(files), [label[n] for n in files], names, size, path.stem, split)
+    return labelled_images(files, [label[n] for n in files], names, size, path.stem, split)

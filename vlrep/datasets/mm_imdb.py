@@ -40,6 +40,8 @@ GENRES_23 = (
     'War',
     'Western',
 )
+
+# %% ../../nbs/datasets/86_mm_imdb.ipynb #ab8ccddf
 _LISTS = dict(train='train', valid='dev', test='test')
 
 
@@ -56,7 +58,7 @@ def _film(path):
         raise ValueError(f'{path}: genres is {brief(genres, 60)}, expected a list of names')
     return plot if isinstance(plot, str) else '', genres
 
-
+# %% ../../nbs/datasets/86_mm_imdb.ipynb #71970e5f
 def read_mm_imdb(
     root: FilePath,  # The folder that contains split.json and dataset/
     split: str = 'train',  # train, valid or test
@@ -96,7 +98,6 @@ def write_mm_imdb(
     records: 'Iterable[Record]',  # Records with `plot` and `genre`, as in the world
     root: FilePath,  # A folder; it may contain other parts
     split: str = 'train',  # train, valid or test
-    rename: Callable = str.title,  # Genre -> its name in the files
 ) -> int:  # How many films were written
     "Write scenes as films in the layout of MM-IMDB"
     root = Path(root)
@@ -107,6 +108,6 @@ def write_mm_imdb(
     for i, r in enumerate(records):
         own.append(f'{list(_LISTS).index(split)}{i:06d}')
         save_photo(r, root / 'dataset' / f'{own[-1]}.jpeg')
-        write_json(root / 'dataset' / f'{own[-1]}.json', dict(plot=[r.plot], genres=[rename(g) for g in r.genre]))
+        write_json(root / 'dataset' / f'{own[-1]}.json', dict(plot=[r.plot], genres=[g.title() for g in r.genre]))
     write_json(path, {**lists, _LISTS[split]: own})
     return len(own)

@@ -204,7 +204,7 @@ def _record_of(ids, narratives, i):
     "Make the record of an image with its first narrative"
     return Record(ids[i], narrative=narratives[i][0])
 
-
+# %% ../../nbs/datasets/40_narratives.ipynb #4dd142af
 def read_localized(
     root: FilePath,  # The folder of the .jsonl files and the images, which may be in any folders below it
     files: FilePath

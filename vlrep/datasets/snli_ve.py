@@ -33,7 +33,7 @@ def _problem(row):
         )
     return ''
 
-
+# %% ../../nbs/datasets/84_snli_ve.ipynb #76b2dc95
 def read_snli_ve(
     root: FilePath,  # The folder of the tables and the photos of Flickr30k
     split: str = 'train',  # train, valid or test

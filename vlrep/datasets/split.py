@@ -52,7 +52,7 @@ def log_split(
     counts = ', '.join(f'{len(dataset):,} {part}' for dataset, part in zip(splits, ('train', 'valid', 'test')))
     log('; '.join([f'split: {where}: {counts}', *filter(None, more)]))
 
-
+# %% ../../nbs/datasets/08_split.ipynb #317e8c97
 def complete_split(
     own: dict,  # Part -> dataset, as the data has them; parts that are empty or missing are made from the others
     where: str,  # Source of the split, for messages
@@ -75,7 +75,7 @@ def complete_split(
         done.append(f'valid is drawn from its training images by a hash of their ids, a fraction of {share:g}')
     return [own[part] for part in ('train', 'valid', 'test')], '; '.join(done)
 
-
+# %% ../../nbs/datasets/08_split.ipynb #8fd64090
 def own_splits(
     dataset: ImageTextDataset,  # All photos
     builder: DatasetBuilder,  # The builder of the dataset
@@ -89,7 +89,7 @@ def own_splits(
         )
     return found
 
-
+# %% ../../nbs/datasets/08_split.ipynb #630733aa
 def split_photos(
     dataset: ImageTextDataset,  # All photos
     builder: DatasetBuilder,  # The builder of the dataset
@@ -112,7 +112,7 @@ def split_photos(
         part.split_by = name
     return splits
 
-
+# %% ../../nbs/datasets/08_split.ipynb #1680aa95
 def _listed_parts(dataset, own, share, log):
     "Split photos by their own split; log photos that are in no part, and listed photos that are missing"
     listed = own.read()

@@ -37,7 +37,7 @@ def read_lists(
             _assign(assigned, Path(name.replace('\\', '/')).name, part, f'{path}, line {number}')
     return assigned
 
-
+# %% ../../nbs/datasets/09_split_files.ipynb #bee92648
 def read_karpathy_parts(
     path: FilePath,  # `dataset_flickr8k.json` or `dataset_flickr30k.json`
 ) -> dict:  # Name of each photo -> its part; restval is train

@@ -30,7 +30,7 @@ def find_place(
         raise ValueError(f'{root}: has no {what}: looked for {" and ".join(places)}')
     return got
 
-
+# %% ../../nbs/datasets/78_task_files.ipynb #39d33942
 def find_table(
     root: Path,  # Where to look
     split: str,  # train, valid or test
@@ -70,7 +70,7 @@ def photo_examples(
     }
     return TaskDataset(photos, [row[e['image']] for e in examples], [e['first'] for e in examples], **more)
 
-
+# %% ../../nbs/datasets/78_task_files.ipynb #547fc8fa
 def answers_of(
     row: dict,  # A dict whose `answers` are dicts with `answer`, and perhaps `answer_type`
     here: str,  # Location of the row, for messages
@@ -81,7 +81,7 @@ def answers_of(
         raise ValueError(f'{here}: answers is {brief(row["answers"], 80)}, expected a list of rows with an answer')
     return dict(answers=got, kind=row.get('answer_type'))
 
-
+# %% ../../nbs/datasets/78_task_files.ipynb #5b057a2b
 def save_photo(
     record: 'Record',  # A record of the world
     path: FilePath,  # A JPEG file

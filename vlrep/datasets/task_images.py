@@ -75,7 +75,7 @@ def image_questions(
         {'digest of questions': digest}, records=partial(_questions, ids=ids, texts=texts, replies=replies)
     )
 
-# %% ../../nbs/datasets/88_task_images.ipynb #2ebaa96b
+# %% ../../nbs/datasets/88_task_images.ipynb #50880ba4
 def _statements(i, *, ids, texts, answers):
     "Make the record of an image with its statements"
     return Record(str(ids[i]), statements=[dict(text=t, label=l) for t, l in zip(texts[i], answers[i])])
@@ -104,7 +104,7 @@ def image_statements(
     records = partial(_statements, ids=ids, texts=texts, answers=answers)
     return images.with_captions(caps).annotate({}, records=records)
 
-
+# %% ../../nbs/datasets/88_task_images.ipynb #172fccd7
 def image_plots(
     examples: TaskDataset,  # A part of MM-IMDB
     log: Callable = print,  # Called with the number of films without a plot

@@ -98,7 +98,7 @@ def voc_objects(
         out.append((name, (x0, y0, x1, y1), hard == '1'))
     return out, (w, h)
 
-
+# %% ../../nbs/datasets/50_voc07.ipynb #1bd31581
 def read_voc_xml(
     path: FilePath,  # A file of `Annotations`
 ) -> tuple:  # Tuples (name of the category, corners x0 y0 x1 y1 in [0,1], difficult); width and height
@@ -125,7 +125,7 @@ def read_photo_list(
         raise ValueError(f'{path}: names no images')
     return ids
 
-
+# %% ../../nbs/datasets/50_voc07.ipynb #83735875
 def listed_classes(
     lists: Path,  # The folder `ImageSets/Main`
     split: str,  # trainval, train, val or test
@@ -134,7 +134,7 @@ def listed_classes(
     end = f'_{split}.txt'
     return sorted(f.name.removesuffix(end) for f in lists.glob(f'*{end}') if not is_hidden(f.name))
 
-
+# %% ../../nbs/datasets/50_voc07.ipynb #d355518a
 def _answers(path, ids):
     "Return 1, 0 or -1 for each photo of `ids`, from the list of one class (n,)"
     out = np.full(len(ids), 9, np.int8)

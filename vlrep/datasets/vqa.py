@@ -25,7 +25,7 @@ def _places(name, kind, part):
     archive = f'v2_{kind}_{part}_mscoco'
     return name, f'annotations/{name}', f'questions/{name}', f'{kind}/{name}', f'{archive}/{name}'
 
-
+# %% ../../nbs/datasets/80_vqa.ipynb #51a562e6
 def _answered(path, questions, max_corrupt):
     "Pair each question that has usable answers with its annotation"
     bad = []

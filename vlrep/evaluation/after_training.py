@@ -47,7 +47,7 @@ def measure_transfer(
         context.log(s['text'])
     return dict(table=rows, **baselines_text), []
 
-
+# %% ../../nbs/evaluation/75_after_training.ipynb #e32c71b1
 def measure_grounding(
     context: EvaluationContext,  # Right after training
 ) -> tuple:  # Numbers: `where`, or nothing if `point` is 0 or the model has no tokenizer; no samples

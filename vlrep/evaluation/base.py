@@ -52,7 +52,7 @@ class EvaluationContext:
         "Return how many bootstrap resamples the rows of the run keep"
         return getattr(self.options, 'draws', 0)
 
-
+# %% ../../nbs/evaluation/05_base.ipynb #369410f2
 @dataclass(frozen=True)
 class Option:
     "An option of an evaluation"

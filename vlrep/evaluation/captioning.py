@@ -26,7 +26,7 @@ def _measures(captions, refs):
         'ROUGE-L': mean_statistic(rouge_l(captions, refs)),
     }
 
-
+# %% ../../nbs/evaluation/40_captioning.ipynb #0a9ae5ca
 def _judge(writers, person, refs, tail, metric, *, draws, seed):
     "Score each writer with each metric; chance is the score of the `person`'s caption of a different image"
     n = len(refs)

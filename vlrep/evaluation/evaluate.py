@@ -69,7 +69,7 @@ def evaluate_voc07(
 
     return _svm_rows(context, read, ('trainval', 'test'), spec, ap, search=search, layer=layer)
 
-
+# %% ../../nbs/evaluation/70_evaluate.ipynb #08880b58
 def evaluate_coco(
     context: EvaluationContext,  # The model; `root` holds annotations/, train2017/ and val2017/
     spec: str = 'v2',  # As for `evaluate_voc07`; ICMLM's Table 4 uses icmlm, with 40 random costs
@@ -88,7 +88,7 @@ def evaluate_coco(
 
     return _svm_rows(context, read, ('train2017', 'val2017'), spec, ap, search=search, layer=layer)
 
-
+# %% ../../nbs/evaluation/70_evaluate.ipynb #7d04deae
 def _backbone(context, layer):
     "Return the backbone of the model, or its layers up to `layer`"
     return VGGLayer(context.model.backbone, layer) if layer else context.model.backbone
@@ -102,7 +102,7 @@ def _svm_rows(context, read, parts, spec, ap, *, search, layer):
     costs = random_costs(search, context.seed) if search else COSTS
     return voc07(backbone, train, test, spec, context.model.view.size, ap=ap, costs=costs, name=context.method)
 
-
+# %% ../../nbs/evaluation/70_evaluate.ipynb #4c6d849d
 PROBES = dict(
     virtex=VIRTEX_PROBE,
     virtex2=VIRTEX2_PROBE,
@@ -126,7 +126,7 @@ def _imagenet(root, size, max_corrupt):
 def _inaturalist(root, size, max_corrupt):
     return [read_inaturalist(root, part, size, max_corrupt=max_corrupt) for part in ('train', 'valid')]
 
-
+# %% ../../nbs/evaluation/70_evaluate.ipynb #235a7af3
 def _places205(root, size, max_corrupt):
     "Read the lists of Places205, whose photos are in images256/"
     photos = find_place(root, ('images256', 'data/vision/torralba/deeplearning/images256'), 'folder of photos')
@@ -140,7 +140,7 @@ def _places205(root, size, max_corrupt):
 
 LAYOUTS = dict(folders=_folders, imagenet=_imagenet, places205=_places205, inaturalist=_inaturalist)
 
-
+# %% ../../nbs/evaluation/70_evaluate.ipynb #3fbe7c81
 def evaluate_folder(
     context: EvaluationContext,  # The model; `root` holds the training and the validation photos
     probe: str = 'virtex2',  # One of `PROBES`
@@ -168,7 +168,7 @@ def evaluate_folder(
     ]
     return [dict(row, share=share) for row in rows]
 
-# %% ../../nbs/evaluation/70_evaluate.ipynb #d62f8091
+# %% ../../nbs/evaluation/70_evaluate.ipynb #b13d9cf2
 def _sizes(context):
     "Return the sizes of the world: those of the run if it was trained on the world"
     options = DATASETS['world'].options
@@ -184,7 +184,7 @@ def evaluate_world(
     nets = backbones_to_probe(context, world('train', 500, size=size), size)
     return world_table(nets, world, size, context.seed, (options.probe, options.probe_held, options.test))
 
-
+# %% ../../nbs/evaluation/70_evaluate.ipynb #2e022be1
 def evaluate_grounding(
     context: EvaluationContext,  # The model
 ) -> list:  # Rows

@@ -98,7 +98,7 @@ _small = set(
 def _plain(w):
     return ''.join(c for c in w.casefold() if c.isalnum())
 
-
+# %% ../../nbs/evaluation/60_grounding.ipynb #cf88b3fe
 def narrated_words(
     n: Narrative,  # Narrative of an image
     transcript: list,  # Its words (w)
@@ -133,7 +133,7 @@ def _in_view(n, m, images):
     b = m.view({k: v.to(dev) for k, v in b.items()}, ('use',))
     return b['images'], b['trace'].cpu()
 
-
+# %% ../../nbs/evaluation/60_grounding.ipynb #bde1f729
 def _attend_in_windows(attend, image, ids, max_len):
     """Map the tokens `ids` (n,h,w) in windows of at most `max_len`, each beginning with the last token of the
     previous one"""

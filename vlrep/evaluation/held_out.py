@@ -49,7 +49,7 @@ def _test_photos(splits, context, builder, root):
     context.log(f'{builder.name}: {problem}; the other {len(rows):,} are used')
     return test.subset(rows)
 
-
+# %% ../../nbs/evaluation/06_held_out.ipynb #5c719faf
 def _open_held_out(context, data, split, wanted, shown, train):
     "Open the splits that an evaluation needs"
     info = context.info
@@ -85,7 +85,7 @@ def _open_held_out(context, data, split, wanted, shown, train):
         log(f'{len(splits["test"])} images of {builder.name}; this run may have been trained on some of them')
     return splits
 
-
+# %% ../../nbs/evaluation/06_held_out.ipynb #58328d33
 def open_held_out(
     context: EvaluationContext,  # The model and its run
     data: str = None,  # One of `DATASETS`; by default the run's
@@ -96,7 +96,7 @@ def open_held_out(
     "Open the photos on which a run is evaluated; a `ValueError` if its own test photos are missing or have changed"
     return _open_held_out(context, data, split, (), shown, False)['test']
 
-
+# %% ../../nbs/evaluation/06_held_out.ipynb #ed079d69
 def open_probe_sets(
     context: EvaluationContext,  # The model and its run
     data: str = None,  # One of `DATASETS`; by default the run's
@@ -107,14 +107,14 @@ def open_probe_sets(
     splits = _open_held_out(context, data, split, wanted, 0, True)
     return splits['train'], splits['test']
 
-
+# %% ../../nbs/evaluation/06_held_out.ipynb #46479946
 def evaluation_images(
     context: EvaluationContext,  # The model and its run
 ) -> ImageTextDataset:
     "Return the test images of a run; right after training they are already open"
     return open_held_out(context) if context.splits is None else context.splits['test']
 
-
+# %% ../../nbs/evaluation/06_held_out.ipynb #aa690724
 def backbones_to_probe(
     context: EvaluationContext,  # The model and its run
     images: ImageTextDataset,  # Training images, for the BatchNorm statistics of random features
@@ -128,7 +128,7 @@ def backbones_to_probe(
         nets['random'] = bn_statistics(start.to(context.model.device), images, size or context.model.view.size)
     return nets
 
-
+# %% ../../nbs/evaluation/06_held_out.ipynb #24699e80
 def class_labels(
     dataset: ImageTextDataset,  # Labelled images
     label: str,  # Name of an integer label

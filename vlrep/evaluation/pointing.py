@@ -25,7 +25,7 @@ def _view(mask):
     x = round((w - s) / 2)
     return mask[y : y + s, x : x + s]
 
-
+# %% ../../nbs/evaluation/50_pointing.ipynb #8d8115b2
 def named_things(
     dataset: ImageTextDataset,  # Scenes whose records have `masks` and `objects`
     known: 'Iterable[str]' = None,  # Names to evaluate; all by default

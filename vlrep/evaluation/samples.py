@@ -50,7 +50,7 @@ def render_model_input(
     x = x * torch.tensor(v.std)[:, None, None] + torch.tensor(v.mean)[:, None, None]
     return [Image.fromarray(a) for a in (x.clamp(0, 1) * 255).round().byte().permute(0, 2, 3, 1).contiguous().numpy()]
 
-
+# %% ../../nbs/evaluation/55_samples.ipynb #464314a9
 @torch.no_grad()
 def word_maps(
     m: Pretrained,  # With the capabilities `caption` and `attend`
@@ -86,7 +86,7 @@ def shared_part(
 def _redrawn(redraw, row):
     return redraw(row, 192).load()
 
-
+# %% ../../nbs/evaluation/55_samples.ipynb #14e8fe7f
 def larger_image(
     dataset: ImageTextDataset,  # The network's images
     data: str,  # Name of the dataset in `DATASETS`
@@ -96,7 +96,7 @@ def larger_image(
     redraw = DATASETS[data].redraw
     return _redrawn(redraw, int(row)) if redraw else dataset[row].load()
 
-
+# %% ../../nbs/evaluation/55_samples.ipynb #813525c6
 def feature_map(
     vectors: np.ndarray,  # Features (n,d)
     seed: int = 0,  # Seed of t-SNE
@@ -108,7 +108,7 @@ def feature_map(
     low, high = places.min(0), places.max(0)
     return 3 + 94 * (places - low) / np.maximum(high - low, 1e-9)
 
-
+# %% ../../nbs/evaluation/55_samples.ipynb #74b48e26
 def near_samples(
     nets: dict,  # Name -> backbone, such as `before` and `after`
     dataset: ImageTextDataset,  # Images, with labels `tags` if available
@@ -116,7 +116,6 @@ def near_samples(
     queries: int = 5,  # Number of query images
     k: int = 4,  # Number of neighbours
     *,
-    mapped: int = 80,  # Number of images on the map of the last network's features
     seed: int = 0,  # Seed of the choice of queries
     show: callable = None,  # Row -> PIL image to show; by default the dataset's own
 ) -> dict:  # `n`, `k`, `queries`, `pics` for `near_html`, `share` in percent, `map`: id, left, top
@@ -140,7 +139,7 @@ def near_samples(
         got.append(query)
     places = []
     if n > 10:
-        rows = np.sort(rng(seed, 'map').permutation(n)[:mapped])
+        rows = np.sort(rng(seed, 'map').permutation(n)[:80])
         places = [[names[r], *xy] for r, xy in zip(rows, feature_map(vectors[rows], seed).round(1).tolist())]
 
     def small(row, side):

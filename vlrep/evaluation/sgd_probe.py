@@ -224,7 +224,7 @@ class _SavedTraining:
         if self.path and self.is_main:
             self.path.unlink(missing_ok=True)
 
-
+# %% ../../nbs/evaluation/20_sgd_probe.ipynb #38c502c6
 def _train_heads(backbone, train, label, classes, *, recipe, size, seed, folder):
     "Train heads for all rates; return them, and the mean loss of each in the last epoch"
     facts = dict(
@@ -265,7 +265,6 @@ def softmax_probe(
     size: int = None,  # Side of the views in pixels; those of the datasets by default
     name: str = 'backbone',  # Name of the backbone in the row
     seed: int = 0,  # Determines the held-out images, order, views and initial weights
-    draws: int = 500,  # Number of bootstrap resamples of the test images
     folder: FilePath = None,  # Where the state of the training is saved, so that it can be resumed
 ) -> dict:  # `question, metric, backbone, n, chance, value, low, high` (in percent), `lr`,
     # `wd`, and `tried`, a dict for each head
@@ -290,7 +289,7 @@ def softmax_probe(
     chose = predict(train.subset(valid), y[valid]).mean(0) if choose else [None]
     best = int(chose.argmax()) if choose else 0
     right = predict(test, yt)[:, best].astype(float)
-    low, high = bootstrap(right, draws=draws, seed=seed)
+    low, high = bootstrap(right, seed=seed)
     tried = [
         dict(lr=lr, wd=wd, loss=float(l), chosen_by=None if c is None else 100 * float(c))
         for (lr, wd), l, c in zip(heads.grid, loss, chose)

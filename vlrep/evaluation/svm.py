@@ -121,7 +121,7 @@ def random_costs(
     "Draw costs log-uniformly between 1e-5 and 1e5 (ICMLM, supplement: 40)"
     return tuple(sorted((10 ** rng(seed, 'random costs').uniform(-5, 5, n)).tolist()))
 
-
+# %% ../../nbs/evaluation/15_svm.ipynb #1541db50
 @dataclass
 class Svms:
     "A linear support vector machine for each class, with the chosen cost"
@@ -173,13 +173,12 @@ def fit_svms(
     positive = np.asarray(y) > 0
     costs = tuple(sorted(costs))
     fold = folds_of(positive)
-    folds = _FOLDS
     k = positive.shape[1]
     z, v, e = svm_axes(x.float())
     t = torch.from_numpy(positive).to(z)
     sign = t * 2 - 1
     weight = t + 1
-    in_ = (torch.from_numpy(fold).to(z.device)[:, :, None] != torch.arange(folds, device=z.device)).float()
+    in_ = (torch.from_numpy(fold).to(z.device)[:, :, None] != torch.arange(_FOLDS, device=z.device)).float()
     ys = sign[:, :, None].expand_as(in_).flatten(1)
     cs = (weight[:, :, None] * in_).flatten(1)
     us = []
@@ -190,15 +189,15 @@ def fit_svms(
         us.append(u)
         gaps.append(gap)
         steps += i
-    s = torch.stack([(z @ u).unflatten(1, (k, folds)) for u in us], 1).cpu().numpy()
-    aps = np.empty((k, len(costs), folds))
+    s = torch.stack([(z @ u).unflatten(1, (k, _FOLDS)) for u in us], 1).cpu().numpy()
+    aps = np.empty((k, len(costs), _FOLDS))
     for j in range(k):
-        for f in range(folds):
+        for f in range(_FOLDS):
             held_out = fold[:, j] == f
             scores = s[held_out, :, j, f]
             aps[j, :, f] = average_precision(scores, np.broadcast_to(positive[held_out, j, None], scores.shape))
     best = aps.mean(2).argmax(1)
-    start = torch.stack([us[b].unflatten(1, (k, folds))[:, j].mean(1) for j, b in enumerate(best)], 1)
+    start = torch.stack([us[b].unflatten(1, (k, _FOLDS))[:, j].mean(1) for j, b in enumerate(best)], 1)
     cost = np.array(costs)[best]
     u, gap, i = solve_svms(z, e, sign, weight * torch.tensor(cost).to(z), start, iters=iters)
     gap = torch.cat([*gaps, gap]).max().item()

@@ -47,26 +47,33 @@ class Dist:
         "Tell whether this is the process that writes files"
         return self.rank == 0
 
+    @property
+    def loader_options(self) -> dict:
+        "Return what a loader needs to read the images of this process; {} if it is the only one"
+        if self.world_size == 1:
+            return {}
+        return dict(rank=self.rank, world_size=self.world_size, device=self.device)
+
     def sum(
         self,
         x: Tensor,  # A tensor with the same shape in every process
     ) -> Tensor:  # Without gradient
         "Add a tensor over all processes"
-        if self.world_size == 1:
-            return x
-        moved = x.detach().to(self.device, copy=True)
-        distributed.all_reduce(moved)
-        return moved.to(x.device)
+        return self._communicate(distributed.all_reduce, x)
 
     def broadcast(
         self,
         x: Tensor,  # A tensor with the same shape in every process
     ) -> Tensor:
         "Return the main process's `x`"
+        return self._communicate(distributed.broadcast, x, 0)
+
+    def _communicate(self, collective, x, *args):
+        "Apply a collective operation to a copy of `x` on the device of the process group"
         if self.world_size == 1:
             return x
         moved = x.detach().to(self.device, copy=True)
-        distributed.broadcast(moved, 0)
+        collective(moved, *args)
         return moved.to(x.device)
 
     def objects(
@@ -141,7 +148,7 @@ def _wait(condition, seconds):
         time.sleep(0.05)
     return True
 
-
+# %% ../../nbs/training/05_distributed.ipynb #bfb97126
 def _is_host(rank):
     "Tell whether this process hosts the common store, which `torchrun`'s agent may host instead"
     return rank == 0 and os.environ.get('TORCHELASTIC_USE_AGENT_STORE') != 'True'
@@ -169,7 +176,7 @@ def _reach(address, port, timeout):
             announced = True
         time.sleep(0.2)
 
-
+# %% ../../nbs/training/05_distributed.ipynb #a42dd8ca
 def _meeting_place(rank, size, timeout):
     "Return the store at the address in the environment variables, through which the processes communicate"
     address = os.environ['MASTER_ADDR']
@@ -194,7 +201,7 @@ def _missing(store, what, dist):
     "List the other ranks that have not set `what`"
     return [r for r in range(dist.world_size) if r != dist.rank and not store.check([f'vlrep/{what}/{r}'])]
 
-
+# %% ../../nbs/training/05_distributed.ipynb #5fab0d66
 def _meet(store, dist):
     "Wait for all processes; a `ProcessFailure` says which one failed or did not start"
     store.set(f'vlrep/here/{dist.rank}', '1')
@@ -214,7 +221,7 @@ def _linger(store, dist):
     if _is_host(dist.rank):
         _wait(lambda: not _missing(store, 'heard', dist), 20.0)
 
-
+# %% ../../nbs/training/05_distributed.ipynb #02eceebc
 def tell_others(
     reason: str,  # Why this process ends
 ) -> None:
@@ -229,7 +236,7 @@ def tell_others(
         store.set('vlrep/refused', f'rank {dist.rank} was refused: {reason}')
         _linger(store, dist)
 
-# %% ../../nbs/training/05_distributed.ipynb #1d46038f
+# %% ../../nbs/training/05_distributed.ipynb #c8744692
 def current_dist() -> Dist:
     "Return the `Dist` of this process from `init_dist`; `Dist()` if there is no process group"
     if not (distributed.is_available() and distributed.is_initialized()):
@@ -242,7 +249,7 @@ def current_dist() -> Dist:
     cuda = distributed.get_backend() == 'nccl'
     return Dist(rank, size, f'cuda:{torch.cuda.current_device()}' if cuda else 'cpu')
 
-
+# %% ../../nbs/training/05_distributed.ipynb #8b2f403c
 def init_dist(
     timeout: float = 600.0,  # Seconds to wait for the other processes
 ) -> Dist:  # `Dist()` if the process was not started by `torchrun`
@@ -334,7 +341,7 @@ def _exchange_messages(dist, store, own):
         _wait(lambda: messages.keys().isdisjoint(_missing(store, 'done', dist)), 1.0)
     return messages
 
-
+# %% ../../nbs/training/05_distributed.ipynb #a535c097
 def _describe_cause(dist, store, e):
     "Describe which rank caused the error `e`, and the reason"
     try:
@@ -350,7 +357,7 @@ def _describe_cause(dist, store, e):
         return f'{_ranks(silent)} did not answer for {dist.timeout:g} s'
     return f'{_ranks(silent)} ended without a message (killed?)'
 
-# %% ../../nbs/training/05_distributed.ipynb #a1d7000a
+# %% ../../nbs/training/05_distributed.ipynb #b0e3354d
 def _earlier_message(store, dist, e):
     "Return why the main process failed, if it failed earlier and for a different reason than `e`; otherwise ''"
     if dist.is_main or _is_communication_error(e):
@@ -366,7 +373,7 @@ def _earlier_message(store, dist, e):
         return f'rank 0 failed: {text}'
     return ''
 
-
+# %% ../../nbs/training/05_distributed.ipynb #8ac82134
 @contextmanager
 def propagate_errors(
     dist: Dist,  # The processes that run the body
@@ -397,7 +404,7 @@ def propagate_errors(
             raise SystemExit(1 if isinstance(e, OSError) else 2) from e
         raise
 
-
+# %% ../../nbs/training/05_distributed.ipynb #de13d7d2
 @contextmanager
 def process_group(
     timeout: float = 600.0,  # Seconds to wait for the other processes

@@ -46,7 +46,7 @@ def peak_memory(
 
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == 'darwin' else 1024) / 1e6
 
-
+# %% ../../nbs/training/41_logging.ipynb #32e9eeb5
 def step_numbers(
     learn: 'Learner',  # A learner after a step
     norm: torch.Tensor = None,  # From `gradient_norm`
@@ -61,6 +61,27 @@ def step_numbers(
     return numbers
 
 # %% ../../nbs/training/41_logging.ipynb #e18ce424
+def _open_log(path, lrs, optional):
+    "Open a log for appending, without an incomplete last row; return the file, its columns, and whether it has rows"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    names = ['step', 'epoch', 'train_loss', 'valid_loss', *lrs, 'seconds', 'images_s', *optional]
+    file = open(path, 'a+b', buffering=0)
+    file.seek(0)
+    text = file.read()
+    file.truncate(text.rfind(b'\n') + 1)
+    header = text[: max(text.find(b'\n'), 0)].decode(errors='replace').strip()
+    columns = header.split(',')
+    if not header:
+        file.write(','.join(names).encode() + b'\n')
+        return file, names, False
+    if columns != [k for k in names if k in columns or k not in optional]:
+        file.close()
+        raise ValueError(
+            f'{path}: its columns are {header}, but this run writes {",".join(names)}: log to a different file'
+        )
+    return file, columns, text.count(b'\n') > 1
+
+# %% ../../nbs/training/41_logging.ipynb #75a6d4a6
 class CSVLogger(StatefulCallback):
     """Append step, epoch, losses, learning rates, seconds, images/s, `step_numbers` and terms of the loss to a file
 
@@ -98,8 +119,10 @@ class CSVLogger(StatefulCallback):
         "Open the file at the first batch, when the terms of the loss are known"
         if not self.run or self.file is not None:
             return
+        terms = [f'{part}_{k}' for part in ('train', 'valid') for k in self.loss_func.terms]
+        lrs = [f'lr{i}' for i in range(len(self.opt.hypers))]
         try:
-            self.file = self._open()
+            self.file, self.names, self.begun = _open_log(self.path, lrs, [*step_numbers(self.learn), *terms])
         except (OSError, ValueError) as e:
             stop_fit(self.learn, e)
 
@@ -151,14 +174,11 @@ class CSVLogger(StatefulCallback):
             sent = {k: float(v) for k, v in row.items() if v not in ('', None) and k != 'step'}
             if valid is not None and self.at == s.step:  # a tracker gets one value per step, that of the previous row
                 sent = {k: v for k, v in sent.items() if k.startswith('valid_')}
-            self._track(sent, s.step)
-
-    def _track(self, numbers, step):
-        try:
-            self.tracker.numbers(numbers, step)
-        except OSError as e:
-            self.log(f'the tracker gets no more numbers ({e}); training continues, {self.path} has them')
-            self.tracker = None
+            try:
+                self.tracker.numbers(sent, s.step)
+            except OSError as e:
+                self.log(f'the tracker gets no more numbers ({e}); training continues, {self.path} has them')
+                self.tracker = None
 
     def on_exit(self) -> None:
         "Close the file"
@@ -185,32 +205,6 @@ class CSVLogger(StatefulCallback):
                     'tried again'
                 )
 
-    def _open(self):
-        "Open the file for appending, with its header and without an incomplete last row"
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        lrs = [f'lr{i}' for i in range(len(self.opt.hypers))]
-        optional = [
-            *step_numbers(self.learn),
-            *(f'{part}_{k}' for part in ('train', 'valid') for k in self.loss_func.terms),
-        ]
-        self.names = ['step', 'epoch', 'train_loss', 'valid_loss', *lrs, 'seconds', 'images_s', *optional]
-        head = ','.join(self.names)
-        f = open(self.path, 'a+b', buffering=0)
-        f.seek(0)
-        text = f.read()
-        f.truncate(text.rfind(b'\n') + 1)
-        old = text[: max(text.find(b'\n'), 0)].decode(errors='replace').strip()
-        missing = [k for k in optional if k not in old.split(',')]
-        self.begun = text.count(b'\n') > 1
-        if not old:
-            f.write(head.encode() + b'\n')
-        elif old.split(',') == [k for k in self.names if k not in missing]:
-            self.names = old.split(',')  # written by an older version: keep its columns
-        else:
-            f.close()
-            raise ValueError(f'{self.path}: its columns are {old}, but this run writes {head}: log to a different file')
-        return f
-
 # %% ../../nbs/training/41_logging.ipynb #500e4245
 class EpochLosses(BaseCallback):
     "Callback that stores step, training and held-out loss of each epoch in `rows`, in the form of `read_log`"
@@ -235,7 +229,7 @@ def _with_terms(loss, terms, of_training=None):
     each = ', '.join(f'{k} {v:.3f}' for k, v in terms.items())
     return f'{loss:.3f} ({each})' if several and each else f'{loss:.3f}'
 
-
+# %% ../../nbs/training/41_logging.ipynb #2e556d21
 class ProgressLogger(BaseCallback):
     """Callback that prints a line per epoch and, in a terminal or live notebook, shows a progress bar
 
@@ -274,7 +268,7 @@ class ProgressLogger(BaseCallback):
         if not self.live or not self.live.kind:
             return
         s = self.learn.train_state
-        total = self.learn.train_state.total
+        total = s.total
         steps = s.step + round((total - s.batch) / self.learn.accumulate.n)
         what = f'loss {self.recorder.smooth_loss.value:.3f}' if self.training else 'validating'
         self.live(s.batch - self.first_batch, total - self.first_batch, f'step {s.step}/{steps}, {what}')

@@ -29,7 +29,7 @@ def cpu_has_bf16() -> bool:
     able = any(getattr(torch.cpu, f, lambda: False)() for f in ('_is_avx512_bf16_supported', '_is_amx_tile_supported'))
     return able and cap not in _NO_BF16 and torch.backends.mkldnn.is_available()
 
-
+# %% ../../nbs/training/35_precision.ipynb #d0d16e89
 def choose_precision(
     device: str | torch.device,  # Device of the training
     precision: str = 'auto',  # auto, fp32, bf16 or fp16
@@ -47,7 +47,7 @@ def choose_precision(
         best = 'bf16'
     return best if precision == 'auto' else precision
 
-
+# %% ../../nbs/training/35_precision.ipynb #20bff5cc
 def learner_precision(
     chosen: str,  # From `choose_precision`
     device: str | torch.device,  # Device of the training
@@ -87,7 +87,7 @@ class EmulatedBfloat16(TorchDispatchMode):
         widened = tree_map_only(torch.Tensor, lambda t: t.float() if low(t) else t, args)
         return tree_map_only(torch.Tensor, lambda t: t.bfloat16(), func(*widened, **(kwargs or {})))
 
-
+# %% ../../nbs/training/35_precision.ipynb #86023186
 @contextmanager
 def fp32_products(
     tf32: bool,  # Use TensorFloat-32, with 10 instead of 23 bits of mantissa?
@@ -103,7 +103,7 @@ def fp32_products(
         for p, old in zip(parts, before):
             p.fp32_precision = old
 
-
+# %% ../../nbs/training/35_precision.ipynb #2f152b8e
 def emulation_hint(
     device: str | torch.device,  # Device of the training
     chosen: str,  # fp32, bf16 or fp16
@@ -212,7 +212,7 @@ def before_backward(self: MixedPrecision) -> None:
     if self.scaler:
         self.learn.loss_grad = self.scaler.scale(self.loss_grad)
 
-
+# %% ../../nbs/training/35_precision.ipynb #b547ece7
 class _Dry:
     "Replacement for the optimiser that records whether a step would be made"
 

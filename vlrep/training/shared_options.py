@@ -15,6 +15,10 @@ from torch.utils._pytree import tree_leaves
 from .learner import BaseCallback, StatefulCallback, is_training
 
 # %% ../../nbs/training/37_shared_options.ipynb #37a00006
+def _storages(values):
+    return [t.untyped_storage() for t in tree_leaves(values) if isinstance(t, torch.Tensor)]
+
+
 class _Live(TorchDispatchMode):
     "Track after each operation which of the tensors created in this mode are still alive"
 
@@ -26,16 +30,13 @@ class _Live(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
 
-        def of(x):
-            return [t.untyped_storage() for t in tree_leaves(x) if isinstance(t, torch.Tensor)]
-
-        old = {s._cdata for s in of((args, kwargs))}
-        self.live |= {s._cdata: (StorageWeakRef(s), s.nbytes()) for s in of(out) if s._cdata not in old}
+        old = {s._cdata for s in _storages((args, kwargs))}
+        self.live |= {s._cdata: (StorageWeakRef(s), s.nbytes()) for s in _storages(out) if s._cdata not in old}
         self.live = {k: v for k, v in self.live.items() if not v[0].expired()}
         self.peak = max(self.peak, sum(n for _, n in self.live.values()))
         return out
 
-
+# %% ../../nbs/training/37_shared_options.ipynb #8e5dc613
 def peak_bytes(
     f: callable,  # Called once, without arguments
 ) -> int:  # Bytes
@@ -45,6 +46,21 @@ def peak_bytes(
     return seen.peak
 
 # %% ../../nbs/training/37_shared_options.ipynb #37a00009
+def _norm_statistics(model):
+    "List BatchNorm's running means and variances outside of momentum encoders, with their momentum"
+    momentum_encoders = [m for m in model.modules() if hasattr(m, 'sync_modes')]
+    slow = {id(m) for encoder in momentum_encoders for m in encoder.modules()}
+    norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and id(m) not in slow]
+    return [(b, m.momentum) for m in norms for b in m.buffers(recurse=False) if b.is_floating_point()]
+
+
+def _as_old_as_weights(latest, average, momentum, decay):
+    "Mix a statistic and its average so that it is on average as old as weights averaged with `decay`"
+    if momentum is None:
+        return latest  # a mean over all batches
+    return latest.lerp(average, max(0.0, 1 - (1 / momentum - 1) * (1 / decay - 1)))
+
+# %% ../../nbs/training/37_shared_options.ipynb #68b0597b
 class EMA(StatefulCallback):
     """Keep an exponential moving average of the weights, which is validated and saved
 
@@ -69,19 +85,9 @@ class EMA(StatefulCallback):
     def parameters(self) -> list:
         return [p.detach() for p in self.model.parameters() if p.requires_grad]
 
-    def statistics(self) -> list:
-        "List BatchNorm's running means and variances outside of momentum encoders, with their momentum"
-        slow = {
-            id(m) for s in self.model.modules() if hasattr(s, 'sync_modes') for m in s.modules()
-        }  # `MomentumEncoder`
-        norms = [
-            m for m in self.model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and id(m) not in slow
-        ]
-        return [(b, m.momentum) for m in norms for b in m.buffers(recurse=False) if b.is_floating_point()]
-
     def tensors(self) -> list:
         "List the tensors of the model that are averaged"
-        return self.parameters() + [b for b, _ in self.statistics()]
+        return self.parameters() + [b for b, _ in _norm_statistics(self.model)]
 
     def rate(self) -> float:
         "Return the decay of the next update"
@@ -94,16 +100,10 @@ class EMA(StatefulCallback):
     ) -> list:
         "Return for the model the averaged parameters, and BatchNorm statistics of the same average age"
         n = len(self.parameters())
-        d = self.rate()
-
-        def mixed(latest, average, momentum):
-            if momentum is None:
-                return latest  # a mean over all batches
-            return latest.lerp(average, max(0.0, 1 - (1 / momentum - 1) * (1 / d - 1)))
-
-        return self.averages[:n] + [
-            mixed(x, a, m) for x, a, (_, m) in zip(now[n:], self.averages[n:], self.statistics())
-        ]
+        shown = self.averages[:n]
+        for latest, average, (_, momentum) in zip(now[n:], self.averages[n:], _norm_statistics(self.model)):
+            shown.append(_as_old_as_weights(latest, average, momentum, self.rate()))
+        return shown
 
     @torch.no_grad()
     def show_averages(self) -> None:

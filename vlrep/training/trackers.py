@@ -36,7 +36,7 @@ def _scores(rows):
     "Return the values of a table by name"
     return {f'results/{r["backbone"]}, {r["question"]}, {r["metric"]}': r['value'] for r in rows}
 
-
+# %% ../../nbs/training/42_trackers.ipynb #242a4024
 class TensorBoardTracker:
     "A tracker that writes the numbers of a run as event files to its folder `tensorboard`"
 
@@ -85,7 +85,7 @@ class TensorBoardTracker:
         if self.writer is not None:
             self.writer.close()
 
-
+# %% ../../nbs/training/42_trackers.ipynb #20349884
 class WandbTracker:
     "A tracker that sends the numbers of a run to Weights & Biases, with local files in the run's folder `wandb`"
 
@@ -144,7 +144,7 @@ def check_tracker(
     if importlib.util.find_spec(name) is None:
         raise ValueError(f'--tracker {name}: its package is missing, install it first: pip install {name}')
 
-
+# %% ../../nbs/training/42_trackers.ipynb #944bd626
 @contextmanager
 def tracker(
     name: str | None,  # One of `TRACKERS`, or None

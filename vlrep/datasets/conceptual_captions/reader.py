@@ -44,7 +44,7 @@ def read_conceptual_captions(
     leave_out(path, 'rows cannot be used', bad, n, max_corrupt)
     return caption_source(captions, path.parent, path, size, max_corrupt=max_corrupt)
 
-
+# %% ../../../nbs/datasets/conceptual_captions/20_reader.ipynb #ea34ef8a
 def write_conceptual_captions(
     records: 'Iterable[Record]',  # Records with captions; the first caption of each is written
     root: FilePath,  # A folder without photos of Conceptual Captions

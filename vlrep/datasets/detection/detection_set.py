@@ -133,7 +133,7 @@ class DetectionSet:
         with atomic_file(path) as new:
             new.write_text(json.dumps(dict(info=dict(description=self.name), **tables)), encoding='utf-8')
 
-
+# %% ../../../nbs/datasets/detection/10_detection_set.ipynb #1d9afb88
 _ORIENTATION = 274  # The EXIF tag
 
 
@@ -166,7 +166,7 @@ def _box_in_image(row, image):
     bottom = min(y + h, image['height'])
     return [left, top, max(right - left, 0.0), max(bottom - top, 0.0)]
 
-
+# %% ../../../nbs/datasets/detection/10_detection_set.ipynb #2a96b2af
 def _checked_mask(mask, image):
     "Remove polygons of fewer than three points, return None if nothing is left; a `ValueError` if it is invalid"
     if isinstance(mask, dict):
@@ -185,7 +185,7 @@ def _checked_mask(mask, image):
             raise ValueError(f'segmentation has {brief(p)}, expected a list x, y, x, y, ... for each polygon')
     return [p for p in mask if len(p) >= 6] or None
 
-
+# %% ../../../nbs/datasets/detection/10_detection_set.ipynb #5a2518a5
 def _checked_annotation(row, image):
     "Return an annotation with all keys, None if it has no area; a `ValueError` says what is wrong with it"
     box = _box_in_image(row, image)
@@ -216,7 +216,7 @@ def _checked_images(data, source, folder, max_corrupt):
     at = find_files(folder, [r['file_name'] for r in rows], source, max_corrupt)
     return [r for r in rows if r['file_name'] in at], {r['id'] for r in rows if r['file_name'] not in at}
 
-
+# %% ../../../nbs/datasets/detection/10_detection_set.ipynb #95841660
 def _checked_categories(data, source):
     "Return the rows of `categories`, sorted by id"
     rows = sorted(coco_table(data, source, 'categories', dict(id=int, name=str), 'id'), key=lambda r: r['id'])
@@ -226,7 +226,7 @@ def _checked_categories(data, source):
         raise ValueError(f'{source}: categories: ' + (f'{twice[0]!r} appears twice' if twice else 'there are none'))
     return rows
 
-
+# %% ../../../nbs/datasets/detection/10_detection_set.ipynb #851ca429
 def detection_set(
     data: dict,  # Content of a JSON file in COCO's layout: `images`, `annotations`, `categories`
     source: FilePath,  # The file, for messages
@@ -281,7 +281,7 @@ def _coco_masks():
         raise ValueError('masks: the package pycocotools is not installed (pip install pycocotools)') from None
     return coco
 
-
+# %% ../../../nbs/datasets/detection/10_detection_set.ipynb #4014f43b
 def encode_mask(
     mask: np.ndarray,  # bool or uint8 (h,w)
 ) -> dict:  # `size` and `counts`, which can be stored as JSON
@@ -289,7 +289,7 @@ def encode_mask(
     rle = _coco_masks().encode(np.asfortranarray(mask, np.uint8))
     return dict(size=list(rle['size']), counts=rle['counts'].decode())
 
-
+# %% ../../../nbs/datasets/detection/10_detection_set.ipynb #3a6db378
 def instance_mask(
     annotation: dict,  # A row of `annotations` with `segmentation`
     image: dict,  # Its row of `images`

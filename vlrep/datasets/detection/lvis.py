@@ -26,7 +26,7 @@ def _photo(row, root):
     name = name[-16:] if name.startswith('COCO_') else name
     return f'{"train2017" if (root / "train2017" / name).is_file() else "val2017"}/{name}'
 
-
+# %% ../../../nbs/datasets/detection/40_lvis.ipynb #d3b6e492
 def read_lvis(
     annotations: FilePath,  # A file such as lvis_v1_train.json or lvis_v0.5_val.json
     root: FilePath,  # The folder of COCO's images, which contains train2017/ and val2017/

@@ -37,7 +37,7 @@ def _annotation(number, image_id, category_id, corners, difficult):
         ignore=int(difficult),
     )
 
-
+# %% ../../../nbs/datasets/detection/20_voc.ipynb #095368ec
 def read_voc_detection(
     root: FilePath = 'VOCdevkit',  # The folder that contains VOC2007 and VOC2012
     parts: tuple | list = ('VOC2007/trainval', 'VOC2012/trainval'),  # Folder and list of each part

@@ -34,7 +34,7 @@ def _json_count(value, names, path):
         raise ValueError(f'{path}: has no list {names[0]!r}')
     return _json_count(value[names[0]], names[1:], path)
 
-
+# %% ../../../nbs/datasets/published/20_check.ipynb #4b443611
 def _line_count(path, head):
     "Count the lines of a text that are not blank, except for a first line that begins with `head`"
     n = 0
@@ -54,7 +54,7 @@ def _line_count(path, head):
 def _photos_below(folder):
     return [f for f in files_below(folder) if f.lower().endswith(IMAGES)]
 
-
+# %% ../../../nbs/datasets/published/20_check.ipynb #7a952fac
 def _folder_count(folder, rows, photos):
     "Count the photos in a folder, its folders, or its files that match a pattern"
     if not rows:
@@ -63,7 +63,7 @@ def _folder_count(folder, rows, photos):
         return sum(p.is_dir() and not is_hidden(p.name) for p in folder.iterdir())
     return sum(not is_hidden(p.name) for p in folder.glob(rows))
 
-
+# %% ../../../nbs/datasets/published/20_check.ipynb #796bb172
 def _counted(counts, paths, photos):
     "Count the items of a part; a `ValueError` names a damaged file"
     if paths[0].is_dir():
@@ -84,7 +84,7 @@ def _size(path):
     except OSError:
         return -1
 
-
+# %% ../../../nbs/datasets/published/20_check.ipynb #ceacce4a
 def shared_photos(
     photos: list,  # Files
     test_folder: FilePath,  # A folder of test photos, at any depth
@@ -125,7 +125,7 @@ def _found(root, part):
             return paths
     return []
 
-
+# %% ../../../nbs/datasets/published/20_check.ipynb #cb8303dc
 def _check_part(root, part, photos):
     "Check one part, adding its photos to `photos`; return what to print, and whether it is a problem"
     where = ' or '.join(part.places)
@@ -153,7 +153,7 @@ def _check_part(root, part, photos):
     counted = ', '.join(f'{n:,} {c.what}' for c, n in zip(part.counts, numbers)) or part.what
     return f'ok       {where}: {counted}', False
 
-
+# %% ../../../nbs/datasets/published/20_check.ipynb #a2a58dc6
 def _unreadable(photos, sample, seed):
     "Decode a sample of photos; return what is wrong with each that cannot be read"
     rows = rng(seed, 'data check').permutation(len(photos))[:sample]
@@ -165,7 +165,7 @@ def _unreadable(photos, sample, seed):
             bad.append(str(e))
     return bad
 
-
+# %% ../../../nbs/datasets/published/20_check.ipynb #8393e731
 def check_published(
     name: str,  # In `PUBLISHED`
     root: FilePath,  # The folder of the dataset

@@ -55,36 +55,14 @@ def _table(what, places, commands, counted, number, rows='', *, optional=False):
     return Part(what, places, commands, (Count(counted, (number,), rows),), optional=optional)
 
 
-_TORCHVISION = (
-    'resnet50-0676ba61.pth',
-    'wide_resnet50_2-95faca4d.pth',
-    'resnet101-63fe2227.pth',
-    'vgg16-397923af.pth',
-)
-_UNLABELLED = (
-    'moco_v1_200ep_pretrain.pth.tar',
-    'moco_v2_200ep_pretrain.pth.tar',
-    'PCL_v1_epoch200.pth.tar',
-    'swav_200ep_pretrain.pth.tar',
-)
+PUBLISHED = {}  # Name -> `PublishedData`
 
 
 def _annotated(name):
     "List the locations of a file of COCO or LVIS"
     return f'annotations/{name}', name
 
-
-def _narratives(what, name, number, *, optional=False):
-    "Make the part for files of Localized Narratives"
-    places = f'{name}.jsonl', f'{name}.jsonl.gz'
-    return _table(what, places, _LEARN_NARRATIVES, 'narratives', number, optional=optional)
-
-
-_LEARN_NARRATIVES = ('vlrep pretrain --method loctex --data narratives --root DIR',)
-_NARRATIVES = 'narratives: CC BY 4.0; photos: see their source'
-_NARRATIVES_ADDRESS = 'https://google.github.io/localized-narratives'
-
-# %% ../../../nbs/datasets/published/10_table.ipynb #b96769c1
+# %% ../../../nbs/datasets/published/10_table.ipynb #c4692fba
 _LEARN_COCO = 'vlrep pretrain --data coco --root DIR'
 _TEST_COCO = 'vlrep evaluate RUN --on captions --data coco --root DIR'
 _LABELS_COCO = 'vlrep pretrain --method multilabel --data coco --root DIR'
@@ -111,58 +89,60 @@ def _coco_captions(split, number, commands):
     name = f'captions_{split}.json'
     return _table(f'captions of {split}', _annotated(name), commands, 'captions', number, 'annotations')
 
-
-_COCO = dict(
-    coco=PublishedData(
-        'COCO 2017: captions and objects',
-        _COCO_TERMS,
-        'https://cocodataset.org/#download',
-        (('train2017.zip', '18 GB'), ('val2017.zip', '1 GB'), ('annotations_trainval2017.zip', '241 MB')),
-        (
-            _coco_photos('train2017', 118_287, (*_CAPTIONS_COCO, *_OBJECTS_COCO)),
-            _coco_photos('val2017', 5_000, (*_CAPTIONS_COCO, *_OBJECTS_COCO)),
-            _coco_captions('train2017', 591_753, _CAPTIONS_COCO),
-            _coco_captions('val2017', 25_014, _CAPTIONS_COCO),
-            _coco_objects('train2017', 860_001, _OBJECTS_COCO),
-            _coco_objects('val2017', 36_781, _OBJECTS_COCO),
-        ),
-    ),
-    coco2014=PublishedData(
-        'COCO 2014: the same photos in a different split',
-        _COCO_TERMS,
-        'https://cocodataset.org/#download',
-        (('train2014.zip', '13 GB'), ('val2014.zip', '6 GB'), ('annotations_trainval2014.zip', '241 MB')),
-        (
-            _coco_photos('train2014', 82_783, _CAPTIONS_COCO),
-            _coco_photos('val2014', 40_504, _CAPTIONS_COCO),
-            _coco_captions('train2014', 414_113, _CAPTIONS_COCO),
-            _coco_captions('val2014', 202_654, _CAPTIONS_COCO),
-            _coco_objects('train2014', 604_907, (_LABELS_COCO,), optional=True),
-            _coco_objects('val2014', 291_875, (_LABELS_COCO,), optional=True),
-        ),
-        'Where both years are in one folder, `--data coco` reads 2017. VQA 2.0 needs these photos.',
-    ),
-    karpathy=PublishedData(
-        'The split of COCO by Karpathy and Fei-Fei (2015)',
-        'captions: as COCO; no licence of the split is stated',
-        'https://cs.stanford.edu/people/karpathy/deepimagesent/caption_datasets.zip',
-        (('caption_datasets.zip', ''),),
-        (
-            Part(
-                'the split, with its captions',
-                ('dataset_coco.json', 'annotations/dataset_coco.json'),
-                (_LEARN_KARPATHY, _TEST_KARPATHY),
-                (Count('photos', (123_287,), 'images'), Count('captions', (616_767,), 'images.sentences')),
-            ),
-            _photos('photos', ('train2014', 'train2017'), (_LEARN_KARPATHY, _TEST_KARPATHY), (82_783, 118_287)),
-            _photos('photos', ('val2014', 'val2017'), (_LEARN_KARPATHY, _TEST_KARPATHY), (40_504, 5_000)),
-        ),
-        'The archive also has `dataset_flickr8k.json` and `dataset_flickr30k.json`, which belong into the folders of '
-        'these. The photos come from COCO 2014 or 2017.',
+# %% ../../../nbs/datasets/published/10_table.ipynb #09206e27
+PUBLISHED['coco'] = PublishedData(
+    'COCO 2017: captions and objects',
+    _COCO_TERMS,
+    'https://cocodataset.org/#download',
+    (('train2017.zip', '18 GB'), ('val2017.zip', '1 GB'), ('annotations_trainval2017.zip', '241 MB')),
+    (
+        _coco_photos('train2017', 118_287, (*_CAPTIONS_COCO, *_OBJECTS_COCO)),
+        _coco_photos('val2017', 5_000, (*_CAPTIONS_COCO, *_OBJECTS_COCO)),
+        _coco_captions('train2017', 591_753, _CAPTIONS_COCO),
+        _coco_captions('val2017', 25_014, _CAPTIONS_COCO),
+        _coco_objects('train2017', 860_001, _OBJECTS_COCO),
+        _coco_objects('val2017', 36_781, _OBJECTS_COCO),
     ),
 )
 
+# %% ../../../nbs/datasets/published/10_table.ipynb #b712dd62
+PUBLISHED['coco2014'] = PublishedData(
+    'COCO 2014: the same photos in a different split',
+    _COCO_TERMS,
+    'https://cocodataset.org/#download',
+    (('train2014.zip', '13 GB'), ('val2014.zip', '6 GB'), ('annotations_trainval2014.zip', '241 MB')),
+    (
+        _coco_photos('train2014', 82_783, _CAPTIONS_COCO),
+        _coco_photos('val2014', 40_504, _CAPTIONS_COCO),
+        _coco_captions('train2014', 414_113, _CAPTIONS_COCO),
+        _coco_captions('val2014', 202_654, _CAPTIONS_COCO),
+        _coco_objects('train2014', 604_907, (_LABELS_COCO,), optional=True),
+        _coco_objects('val2014', 291_875, (_LABELS_COCO,), optional=True),
+    ),
+    'Where both years are in one folder, `--data coco` reads 2017. VQA 2.0 needs these photos.',
+)
 
+# %% ../../../nbs/datasets/published/10_table.ipynb #1322ce6b
+PUBLISHED['karpathy'] = PublishedData(
+    'The split of COCO by Karpathy and Fei-Fei (2015)',
+    'captions: as COCO; no licence of the split is stated',
+    'https://cs.stanford.edu/people/karpathy/deepimagesent/caption_datasets.zip',
+    (('caption_datasets.zip', ''),),
+    (
+        Part(
+            'the split, with its captions',
+            ('dataset_coco.json', 'annotations/dataset_coco.json'),
+            (_LEARN_KARPATHY, _TEST_KARPATHY),
+            (Count('photos', (123_287,), 'images'), Count('captions', (616_767,), 'images.sentences')),
+        ),
+        _photos('photos', ('train2014', 'train2017'), (_LEARN_KARPATHY, _TEST_KARPATHY), (82_783, 118_287)),
+        _photos('photos', ('val2014', 'val2017'), (_LEARN_KARPATHY, _TEST_KARPATHY), (40_504, 5_000)),
+    ),
+    'The archive also has `dataset_flickr8k.json` and `dataset_flickr30k.json`, which belong into the folders of '
+    'these. The photos come from COCO 2014 or 2017.',
+)
+
+# %% ../../../nbs/datasets/published/10_table.ipynb #24af5562
 def _lvis(version, train, val):
     "Describe one version of LVIS, in the folder of COCO"
     commands = (f'vlrep finetune RUN --task segmentation --data lvis_{version} --root DIR',)
@@ -180,79 +160,95 @@ def _lvis(version, train, val):
         'In the folder of COCO 2017.',
     )
 
-
-_LVIS = {
-    'lvis_v1': _lvis(
-        'v1',
-        (
-            Count('photos', (100_170,), 'images'),
-            Count('objects', (1_270_141,), 'annotations'),
-            Count('categories', (1_203,), 'categories'),
-        ),
-        (Count('photos', (19_809,), 'images'), Count('objects', (244_707,), 'annotations')),
+# %% ../../../nbs/datasets/published/10_table.ipynb #b460df89
+PUBLISHED['lvis_v1'] = _lvis(
+    'v1',
+    (
+        Count('photos', (100_170,), 'images'),
+        Count('objects', (1_270_141,), 'annotations'),
+        Count('categories', (1_203,), 'categories'),
     ),
-    'lvis_v0.5': _lvis('v0.5', (Count('categories', (1_230,), 'categories'),), (Count('photos', (5_000,), 'images'),)),
-}
-
-# %% ../../../nbs/datasets/published/10_table.ipynb #a6bb7490
-_FOUND_ANYWHERE = 'The photos may be in any folder below DIR. All files of narratives in DIR are read.'
-
-_LOCALIZED = dict(
-    narratives_coco=PublishedData(
-        'Localized Narratives of COCO 2017',
-        _NARRATIVES,
-        _NARRATIVES_ADDRESS,
-        tuple((f'coco_train_localized_narratives-{i:05d}-of-00004.jsonl', '') for i in range(4))
-        + (('coco_val_localized_narratives.jsonl', ''),),
-        (
-            _narratives('narratives of train', 'coco_train_localized_narratives*', 134_272),
-            _narratives('narratives of val', 'coco_val_localized_narratives*', 8_573, optional=True),
-            _photos('photos', ('train2017', '.'), _LEARN_NARRATIVES, (118_287, 123_287)),
-        ),
-        _FOUND_ANYWHERE,
-    ),
-    narratives_open_images=PublishedData(
-        'Localized Narratives of Open Images',
-        _NARRATIVES,
-        _NARRATIVES_ADDRESS,
-        tuple((f'open_images_train_v6_localized_narratives-{i:05d}-of-00010.jsonl', '') for i in range(10))
-        + tuple((f'open_images_{s}_localized_narratives.jsonl', '') for s in ('validation', 'test')),
-        (
-            _narratives('narratives of train', 'open_images_train_v6_localized_narratives*', 507_444),
-            _narratives('narratives of validation', 'open_images_validation_localized_narratives*', 41_691),
-            _narratives('narratives of test', 'open_images_test_localized_narratives*', 126_020),
-            _photos('photos', ('.',), _LEARN_NARRATIVES, 671_469),
-        ),
-        _FOUND_ANYWHERE + ' The photos come from https://storage.googleapis.com/openimages/web/index.html.',
-    ),
-    narratives_flickr30k=PublishedData(
-        'Localized Narratives of Flickr30k',
-        _NARRATIVES,
-        _NARRATIVES_ADDRESS,
-        tuple((f'flickr30k_{s}_localized_narratives.jsonl', '') for s in ('train', 'val', 'test')),
-        (
-            _narratives('narratives of train', 'flickr30k_train_localized_narratives*', 30_546),
-            _narratives('narratives of val', 'flickr30k_val_localized_narratives*', 1_009, optional=True),
-            _narratives('narratives of test', 'flickr30k_test_localized_narratives*', 1_023, optional=True),
-            _photos('photos', ('.',), _LEARN_NARRATIVES, 31_783),
-        ),
-        _FOUND_ANYWHERE,
-    ),
-    narratives_ade20k=PublishedData(
-        'Localized Narratives of ADE20k',
-        _NARRATIVES,
-        _NARRATIVES_ADDRESS,
-        tuple((f'ade20k_{s}_localized_narratives.jsonl', '') for s in ('train', 'validation')),
-        (
-            _narratives('narratives of train', 'ade20k_train_localized_narratives*', 20_476),
-            _narratives('narratives of validation', 'ade20k_validation_localized_narratives*', 2_053, optional=True),
-            _photos('photos', ('.',), _LEARN_NARRATIVES, counts=(Count('photos', (22_210,), '**/*.jpg'),)),
-        ),
-        _FOUND_ANYWHERE + ' The photos come from https://groups.csail.mit.edu/vision/datasets/ADE20K.',
-    ),
+    (Count('photos', (19_809,), 'images'), Count('objects', (244_707,), 'annotations')),
 )
 
-# %% ../../../nbs/datasets/published/10_table.ipynb #a53834ae
+# %% ../../../nbs/datasets/published/10_table.ipynb #965f5b86
+PUBLISHED['lvis_v0.5'] = _lvis(
+    'v0.5', (Count('categories', (1_230,), 'categories'),), (Count('photos', (5_000,), 'images'),)
+)
+
+# %% ../../../nbs/datasets/published/10_table.ipynb #9b916789
+_LEARN_NARRATIVES = ('vlrep pretrain --method loctex --data narratives --root DIR',)
+_NARRATIVES = 'narratives: CC BY 4.0; photos: see their source'
+_NARRATIVES_ADDRESS = 'https://google.github.io/localized-narratives'
+_FOUND_ANYWHERE = 'The photos may be in any folder below DIR. All files of narratives in DIR are read.'
+
+
+def _narratives(what, name, number, *, optional=False):
+    "Make the part for files of Localized Narratives"
+    places = f'{name}.jsonl', f'{name}.jsonl.gz'
+    return _table(what, places, _LEARN_NARRATIVES, 'narratives', number, optional=optional)
+
+
+PUBLISHED['narratives_coco'] = PublishedData(
+    'Localized Narratives of COCO 2017',
+    _NARRATIVES,
+    _NARRATIVES_ADDRESS,
+    tuple((f'coco_train_localized_narratives-{i:05d}-of-00004.jsonl', '') for i in range(4))
+    + (('coco_val_localized_narratives.jsonl', ''),),
+    (
+        _narratives('narratives of train', 'coco_train_localized_narratives*', 134_272),
+        _narratives('narratives of val', 'coco_val_localized_narratives*', 8_573, optional=True),
+        _photos('photos', ('train2017', '.'), _LEARN_NARRATIVES, (118_287, 123_287)),
+    ),
+    _FOUND_ANYWHERE,
+)
+
+# %% ../../../nbs/datasets/published/10_table.ipynb #212629af
+PUBLISHED['narratives_open_images'] = PublishedData(
+    'Localized Narratives of Open Images',
+    _NARRATIVES,
+    _NARRATIVES_ADDRESS,
+    tuple((f'open_images_train_v6_localized_narratives-{i:05d}-of-00010.jsonl', '') for i in range(10))
+    + tuple((f'open_images_{s}_localized_narratives.jsonl', '') for s in ('validation', 'test')),
+    (
+        _narratives('narratives of train', 'open_images_train_v6_localized_narratives*', 507_444),
+        _narratives('narratives of validation', 'open_images_validation_localized_narratives*', 41_691),
+        _narratives('narratives of test', 'open_images_test_localized_narratives*', 126_020),
+        _photos('photos', ('.',), _LEARN_NARRATIVES, 671_469),
+    ),
+    _FOUND_ANYWHERE + ' The photos come from https://storage.googleapis.com/openimages/web/index.html.',
+)
+
+# %% ../../../nbs/datasets/published/10_table.ipynb #af24d23f
+PUBLISHED['narratives_flickr30k'] = PublishedData(
+    'Localized Narratives of Flickr30k',
+    _NARRATIVES,
+    _NARRATIVES_ADDRESS,
+    tuple((f'flickr30k_{s}_localized_narratives.jsonl', '') for s in ('train', 'val', 'test')),
+    (
+        _narratives('narratives of train', 'flickr30k_train_localized_narratives*', 30_546),
+        _narratives('narratives of val', 'flickr30k_val_localized_narratives*', 1_009, optional=True),
+        _narratives('narratives of test', 'flickr30k_test_localized_narratives*', 1_023, optional=True),
+        _photos('photos', ('.',), _LEARN_NARRATIVES, 31_783),
+    ),
+    _FOUND_ANYWHERE,
+)
+
+# %% ../../../nbs/datasets/published/10_table.ipynb #f9052527
+PUBLISHED['narratives_ade20k'] = PublishedData(
+    'Localized Narratives of ADE20k',
+    _NARRATIVES,
+    _NARRATIVES_ADDRESS,
+    tuple((f'ade20k_{s}_localized_narratives.jsonl', '') for s in ('train', 'validation')),
+    (
+        _narratives('narratives of train', 'ade20k_train_localized_narratives*', 20_476),
+        _narratives('narratives of validation', 'ade20k_validation_localized_narratives*', 2_053, optional=True),
+        _photos('photos', ('.',), _LEARN_NARRATIVES, counts=(Count('photos', (22_210,), '**/*.jpg'),)),
+    ),
+    _FOUND_ANYWHERE + ' The photos come from https://groups.csail.mit.edu/vision/datasets/ADE20K.',
+)
+
+# %% ../../../nbs/datasets/published/10_table.ipynb #13cdd4a9
 def _learn(data):
     return (f'vlrep pretrain --data {data} --root DIR',)
 
@@ -265,96 +261,101 @@ _FLICKR30K_TABLES = (
 )
 _FLICKR30K_FOLDERS = 'flickr30k-images', 'flickr30k_images/flickr30k_images', 'flickr30k_images', 'images', 'Images'
 
-_CAPTIONED = dict(
-    visual_genome=PublishedData(
-        'Visual Genome: descriptions of regions',
-        'CC BY 4.0',
-        'https://homes.cs.washington.edu/~ranjay/visualgenome/api.html',
-        (('images.zip', '9.1 GB'), ('images2.zip', '5.1 GB'), ('region_descriptions.json.zip', '')),
-        (
-            _table('phrases', ('region_descriptions.json',), _learn('visual_genome'), 'photos', 108_077),
-            _photos('photos', ('VG_100K',), _learn('visual_genome')),
-            _photos('photos', ('VG_100K_2',), _learn('visual_genome')),
-        ),
+# %% ../../../nbs/datasets/published/10_table.ipynb #8e9514a6
+PUBLISHED['visual_genome'] = PublishedData(
+    'Visual Genome: descriptions of regions',
+    'CC BY 4.0',
+    'https://homes.cs.washington.edu/~ranjay/visualgenome/api.html',
+    (('images.zip', '9.1 GB'), ('images2.zip', '5.1 GB'), ('region_descriptions.json.zip', '')),
+    (
+        _table('phrases', ('region_descriptions.json',), _learn('visual_genome'), 'photos', 108_077),
+        _photos('photos', ('VG_100K',), _learn('visual_genome')),
+        _photos('photos', ('VG_100K_2',), _learn('visual_genome')),
     ),
-    conceptual_captions=PublishedData(
-        'Conceptual Captions (3 million)',
-        'captions and addresses: free for any use, Google asks to be named; photos: of their owners',
-        'https://ai.google.com/research/ConceptualCaptions/download',
-        (('Train_GCC-training.tsv', ''),),
-        (
-            _table(
-                'captions and addresses',
-                ('Train_GCC-training.tsv', 'Train-GCC-training.tsv', 'Train_GCC-training.tsv.gz'),
-                _learn('conceptual_captions'),
-                'captions',
-                3_318_333,
-            ),
-            _photos('photos', ('images',), _learn('conceptual_captions')),
+)
+
+# %% ../../../nbs/datasets/published/10_table.ipynb #988a02d2
+PUBLISHED['conceptual_captions'] = PublishedData(
+    'Conceptual Captions (3 million)',
+    'captions and addresses: free for any use, Google asks to be named; photos: of their owners',
+    'https://ai.google.com/research/ConceptualCaptions/download',
+    (('Train_GCC-training.tsv', ''),),
+    (
+        _table(
+            'captions and addresses',
+            ('Train_GCC-training.tsv', 'Train-GCC-training.tsv', 'Train_GCC-training.tsv.gz'),
+            _learn('conceptual_captions'),
+            'captions',
+            3_318_333,
         ),
-        'The photos are downloaded from their addresses, as images/00000042.jpg for line 43 (counted from 1); many '
-        'addresses no longer answer, so their number is not stated. A third column may name the files instead.',
+        _photos('photos', ('images',), _learn('conceptual_captions')),
     ),
-    flickr8k=PublishedData(
-        'Flickr8k, as one folder with a table',
-        'for research and education, not for sale; photos: terms of use of Flickr',
-        'https://www.kaggle.com/datasets/adityajn105/flickr8k',
-        (('archive.zip', '1 GB'),),
-        (
-            _table('captions', ('captions.txt',), _learn('flickr8k'), 'captions', 40_455, 'image'),
-            _photos('photos', ('Images',), _learn('flickr8k'), 8_091),
-            *(
-                _table(
-                    f'photos of {s}',
-                    (f'Flickr_8k.{s}Images.txt', f'*/Flickr_8k.{s}Images.txt'),
-                    _learn('flickr8k'),
-                    'photos',
-                    n,
-                    optional=True,
-                )
-                for s, n in (('train', 6_000), ('dev', 1_000), ('test', 1_000))
-            ),
+    'The photos are downloaded from their addresses, as images/00000042.jpg for line 43 (counted from 1); many '
+    'addresses no longer answer, so their number is not stated. A third column may name the files instead.',
+)
+
+# %% ../../../nbs/datasets/published/10_table.ipynb #2fbd3c26
+PUBLISHED['flickr8k'] = PublishedData(
+    'Flickr8k, as one folder with a table',
+    'for research and education, not for sale; photos: terms of use of Flickr',
+    'https://www.kaggle.com/datasets/adityajn105/flickr8k',
+    (('archive.zip', '1 GB'),),
+    (
+        _table('captions', ('captions.txt',), _learn('flickr8k'), 'captions', 40_455, 'image'),
+        _photos('photos', ('Images',), _learn('flickr8k'), 8_091),
+        *(
             _table(
-                "Karpathy's split",
-                ('dataset_flickr8k.json', '*/dataset_flickr8k.json'),
+                f'photos of {s}',
+                (f'Flickr_8k.{s}Images.txt', f'*/Flickr_8k.{s}Images.txt'),
                 _learn('flickr8k'),
                 'photos',
-                8_000,
-                'images',
+                n,
                 optional=True,
-            ),
+            )
+            for s, n in (('train', 6_000), ('dev', 1_000), ('test', 1_000))
         ),
-        'The two archives of its authors, with `Flickr8k.token.txt`, are read by `--data flickr30k`.',
+        _table(
+            "Karpathy's split",
+            ('dataset_flickr8k.json', '*/dataset_flickr8k.json'),
+            _learn('flickr8k'),
+            'photos',
+            8_000,
+            'images',
+            optional=True,
+        ),
     ),
-    flickr30k=PublishedData(
-        'Flickr30k',
-        'for research and education, not for sale; photos: terms of use of Flickr',
-        'https://shannon.cs.illinois.edu/DenotationGraph',
-        (('flickr30k-images.tar', ''), ('flickr30k.tar.gz', '')),
-        (
-            _table(
-                'captions',
-                _FLICKR30K_TABLES,
-                _learn('flickr30k'),
-                'captions',
-                158_915,
-                'image_name',
-            ),
-            _photos('photos', _FLICKR30K_FOLDERS, _learn('flickr30k'), 31_783),
-            _table(
-                "Karpathy's split",
-                ('dataset_flickr30k.json', '*/dataset_flickr30k.json'),
-                _learn('flickr30k'),
-                'photos',
-                31_014,
-                'images',
-                optional=True,
-            ),
+    'The two archives of its authors, with `Flickr8k.token.txt`, are read by `--data flickr30k`.',
+)
+
+# %% ../../../nbs/datasets/published/10_table.ipynb #c22c16d8
+PUBLISHED['flickr30k'] = PublishedData(
+    'Flickr30k',
+    'for research and education, not for sale; photos: terms of use of Flickr',
+    'https://shannon.cs.illinois.edu/DenotationGraph',
+    (('flickr30k-images.tar', ''), ('flickr30k.tar.gz', '')),
+    (
+        _table(
+            'captions',
+            _FLICKR30K_TABLES,
+            _learn('flickr30k'),
+            'captions',
+            158_915,
+            'image_name',
+        ),
+        _photos('photos', _FLICKR30K_FOLDERS, _learn('flickr30k'), 31_783),
+        _table(
+            "Karpathy's split",
+            ('dataset_flickr30k.json', '*/dataset_flickr30k.json'),
+            _learn('flickr30k'),
+            'photos',
+            31_014,
+            'images',
+            optional=True,
         ),
     ),
 )
 
-# %% ../../../nbs/datasets/published/10_table.ipynb #8ec3b6eb
+# %% ../../../nbs/datasets/published/10_table.ipynb #84c31ab4
 def _classes(layout):
     "List the commands that read photos with one class each"
     return (
@@ -398,135 +399,144 @@ def _published_split(commands):
 _CUB = ('vlrep evaluate RUN --on zeroshot --benchmark cub --root DIR',)
 _AWA2 = ('vlrep evaluate RUN --on zeroshot --benchmark awa2 --root DIR',)
 
-_LABELLED = dict(
-    voc=PublishedData(
-        'Pascal VOC 2007 and 2012',
-        'photos: terms of use of Flickr',
-        'http://host.robots.ox.ac.uk/pascal/VOC',
-        (
-            ('VOCtrainval_06-Nov-2007.tar', '450 MB'),
-            ('VOCtest_06-Nov-2007.tar', '430 MB'),
-            ('VOCtrainval_11-May-2012.tar', '2 GB'),
-        ),
-        (
-            *_voc(2007, 9_963, dict(trainval=5_011, test=4_952), (_PROBE_VOC, _DETECT_VOC)),
-            *(
-                Part(
-                    f'classes of {s} of 2007',
-                    (f'VOC2007/ImageSets/Main/*_{s}.txt',),
-                    (_PROBE_VOC,),
-                    (Count('classes', (20,), 'files'),),
-                    optional=True,
-                )
-                for s in ('trainval', 'test')
-            ),
-            *_voc(2012, 17_125, dict(trainval=11_540), (_DETECT_VOC,)),
-        ),
-        'DIR is the folder VOCdevkit, which all three archives fill.',
+# %% ../../../nbs/datasets/published/10_table.ipynb #f4f65174
+PUBLISHED['voc'] = PublishedData(
+    'Pascal VOC 2007 and 2012',
+    'photos: terms of use of Flickr',
+    'http://host.robots.ox.ac.uk/pascal/VOC',
+    (
+        ('VOCtrainval_06-Nov-2007.tar', '450 MB'),
+        ('VOCtest_06-Nov-2007.tar', '430 MB'),
+        ('VOCtrainval_11-May-2012.tar', '2 GB'),
     ),
-    imagenet=PublishedData(
-        'ImageNet of 2012 (ILSVRC)',
-        'for non-commercial research and education, after registration',
-        'https://www.image-net.org/download.php',
-        (('ILSVRC2012_img_train.tar', '138 GB'), ('ILSVRC2012_img_val.tar', '6.3 GB')),
-        (
-            _photos(
-                'training photos, a folder for each class',
-                tuple(f'{at}train' for at in _IMAGENET),
-                _classes('imagenet'),
-                1_281_167,
-                counts=(Count('classes', (1_000,), 'folders'),),
-            ),
-            _photos('validation photos', tuple(f'{at}val' for at in _IMAGENET), _classes('imagenet'), 50_000),
-            _table(
-                'classes of the validation photos, if these are in no folders',
-                _IMAGENET_LISTS,
-                _classes('imagenet'),
-                'photos',
-                50_000,
-                'ImageId',
+    (
+        *_voc(2007, 9_963, dict(trainval=5_011, test=4_952), (_PROBE_VOC, _DETECT_VOC)),
+        *(
+            Part(
+                f'classes of {s} of 2007',
+                (f'VOC2007/ImageSets/Main/*_{s}.txt',),
+                (_PROBE_VOC,),
+                (Count('classes', (20,), 'files'),),
                 optional=True,
-            ),
+            )
+            for s in ('trainval', 'test')
         ),
+        *_voc(2012, 17_125, dict(trainval=11_540), (_DETECT_VOC,)),
     ),
-    places205=PublishedData(
-        'Places205',
-        'for academic research and education; photos: of their owners',
-        'http://places.csail.mit.edu/downloadData.html',
-        (('imagesPlaces205_resize.tar.gz', '132 GB'), ('trainvalsplit_places205.tar.gz', '64 MB')),
-        (
-            _photos('photos', ('images256', 'data/vision/torralba/deeplearning/images256'), _classes('places205')),
-            *(
-                _table(
-                    f'classes of {s}',
-                    (f'{s}_places205.csv', f'trainvalsplit_places205/{s}_places205.csv'),
-                    _classes('places205'),
-                    'photos',
-                    n,
-                )
-                for s, n in (('train', 2_448_873), ('val', 20_500))
-            ),
+    'DIR is the folder VOCdevkit, which all three archives fill.',
+)
+
+# %% ../../../nbs/datasets/published/10_table.ipynb #f928cf48
+PUBLISHED['imagenet'] = PublishedData(
+    'ImageNet of 2012 (ILSVRC)',
+    'for non-commercial research and education, after registration',
+    'https://www.image-net.org/download.php',
+    (('ILSVRC2012_img_train.tar', '138 GB'), ('ILSVRC2012_img_val.tar', '6.3 GB')),
+    (
+        _photos(
+            'training photos, a folder for each class',
+            tuple(f'{at}train' for at in _IMAGENET),
+            _classes('imagenet'),
+            1_281_167,
+            counts=(Count('classes', (1_000,), 'folders'),),
         ),
-    ),
-    inaturalist=PublishedData(
-        'iNaturalist 2018',
-        'for non-commercial research and education; photos: of their owners',
-        'https://github.com/visipedia/inat_comp/tree/master/2018',
-        (('train_val2018.tar.gz', '120 GB'), ('train2018.json.tar.gz', '26 MB'), ('val2018.json.tar.gz', '26 MB')),
-        (
-            _photos('photos', ('train_val2018',), _classes('inaturalist'), 461_939),
-            *(
-                Part(
-                    f'classes of {s}',
-                    (f'{s}2018.json', f'annotations/{s}2018.json'),
-                    _classes('inaturalist'),
-                    (Count('photos', (n,), 'images'), Count('species', (8_142,), 'categories')),
-                )
-                for s, n in (('train', 437_513), ('val', 24_426))
-            ),
+        _photos('validation photos', tuple(f'{at}val' for at in _IMAGENET), _classes('imagenet'), 50_000),
+        _table(
+            'classes of the validation photos, if these are in no folders',
+            _IMAGENET_LISTS,
+            _classes('imagenet'),
+            'photos',
+            50_000,
+            'ImageId',
+            optional=True,
         ),
-    ),
-    cub=PublishedData(
-        'Caltech-UCSD Birds-200-2011 (CUB)',
-        'for non-commercial research and education',
-        'https://www.vision.caltech.edu/datasets/cub_200_2011',
-        (('CUB_200_2011.tgz', '1.1 GB'), ('xlsa17.zip', '')),
-        (
-            _photos('photos', ('images',), _CUB, 11_788, counts=(Count('classes', (200,), 'folders'),)),
-            _table('names of the photos', ('images.txt',), _CUB, 'photos', 11_788),
-            _table('class of each photo', ('image_class_labels.txt',), _CUB, 'photos', 11_788),
-            _table('names of the classes', ('classes.txt',), _CUB, 'classes', 200),
-            _table(
-                'attributes of the classes',
-                ('attributes/class_attribute_labels_continuous.txt',),
-                _CUB,
-                'classes',
-                200,
-            ),
-            _table('unseen classes (of xlsa17)', ('testclasses.txt',), _CUB, 'classes', 50),
-            *_published_split(_CUB),
-        ),
-        f'xlsa17.zip is at {_XLSA}.',
-    ),
-    awa2=PublishedData(
-        'Animals with Attributes 2',
-        'photos: under free licences, which are listed with each',
-        'https://cvml.ista.ac.at/AwA2',
-        (('AwA2-data.zip', '13 GB'), ('xlsa17.zip', '')),
-        (
-            _photos('photos', ('JPEGImages',), _AWA2, 37_322, counts=(Count('classes', (50,), 'folders'),)),
-            _table('names of the classes', ('classes.txt',), _AWA2, 'classes', 50),
-            _table('names of the attributes', ('predicates.txt',), _AWA2, 'attributes', 85),
-            _table('attributes of the classes', ('predicate-matrix-continuous.txt',), _AWA2, 'classes', 50),
-            _table('seen classes', ('trainclasses.txt',), _AWA2, 'classes', 40),
-            _table('unseen classes', ('testclasses.txt',), _AWA2, 'classes', 10),
-            *_published_split(_AWA2),
-        ),
-        f'xlsa17.zip, with the published split, is at {_XLSA}.',
     ),
 )
 
-# %% ../../../nbs/datasets/published/10_table.ipynb #583537ce
+# %% ../../../nbs/datasets/published/10_table.ipynb #7f9a50c9
+PUBLISHED['places205'] = PublishedData(
+    'Places205',
+    'for academic research and education; photos: of their owners',
+    'http://places.csail.mit.edu/downloadData.html',
+    (('imagesPlaces205_resize.tar.gz', '132 GB'), ('trainvalsplit_places205.tar.gz', '64 MB')),
+    (
+        _photos('photos', ('images256', 'data/vision/torralba/deeplearning/images256'), _classes('places205')),
+        *(
+            _table(
+                f'classes of {s}',
+                (f'{s}_places205.csv', f'trainvalsplit_places205/{s}_places205.csv'),
+                _classes('places205'),
+                'photos',
+                n,
+            )
+            for s, n in (('train', 2_448_873), ('val', 20_500))
+        ),
+    ),
+)
+
+# %% ../../../nbs/datasets/published/10_table.ipynb #14578fbd
+PUBLISHED['inaturalist'] = PublishedData(
+    'iNaturalist 2018',
+    'for non-commercial research and education; photos: of their owners',
+    'https://github.com/visipedia/inat_comp/tree/master/2018',
+    (('train_val2018.tar.gz', '120 GB'), ('train2018.json.tar.gz', '26 MB'), ('val2018.json.tar.gz', '26 MB')),
+    (
+        _photos('photos', ('train_val2018',), _classes('inaturalist'), 461_939),
+        *(
+            Part(
+                f'classes of {s}',
+                (f'{s}2018.json', f'annotations/{s}2018.json'),
+                _classes('inaturalist'),
+                (Count('photos', (n,), 'images'), Count('species', (8_142,), 'categories')),
+            )
+            for s, n in (('train', 437_513), ('val', 24_426))
+        ),
+    ),
+)
+
+# %% ../../../nbs/datasets/published/10_table.ipynb #32246da5
+PUBLISHED['cub'] = PublishedData(
+    'Caltech-UCSD Birds-200-2011 (CUB)',
+    'for non-commercial research and education',
+    'https://www.vision.caltech.edu/datasets/cub_200_2011',
+    (('CUB_200_2011.tgz', '1.1 GB'), ('xlsa17.zip', '')),
+    (
+        _photos('photos', ('images',), _CUB, 11_788, counts=(Count('classes', (200,), 'folders'),)),
+        _table('names of the photos', ('images.txt',), _CUB, 'photos', 11_788),
+        _table('class of each photo', ('image_class_labels.txt',), _CUB, 'photos', 11_788),
+        _table('names of the classes', ('classes.txt',), _CUB, 'classes', 200),
+        _table(
+            'attributes of the classes',
+            ('attributes/class_attribute_labels_continuous.txt',),
+            _CUB,
+            'classes',
+            200,
+        ),
+        _table('unseen classes (of xlsa17)', ('testclasses.txt',), _CUB, 'classes', 50),
+        *_published_split(_CUB),
+    ),
+    f'xlsa17.zip is at {_XLSA}.',
+)
+
+# %% ../../../nbs/datasets/published/10_table.ipynb #7c653647
+PUBLISHED['awa2'] = PublishedData(
+    'Animals with Attributes 2',
+    'photos: under free licences, which are listed with each',
+    'https://cvml.ista.ac.at/AwA2',
+    (('AwA2-data.zip', '13 GB'), ('xlsa17.zip', '')),
+    (
+        _photos('photos', ('JPEGImages',), _AWA2, 37_322, counts=(Count('classes', (50,), 'folders'),)),
+        _table('names of the classes', ('classes.txt',), _AWA2, 'classes', 50),
+        _table('names of the attributes', ('predicates.txt',), _AWA2, 'attributes', 85),
+        _table('attributes of the classes', ('predicate-matrix-continuous.txt',), _AWA2, 'classes', 50),
+        _table('seen classes', ('trainclasses.txt',), _AWA2, 'classes', 40),
+        _table('unseen classes', ('testclasses.txt',), _AWA2, 'classes', 10),
+        *_published_split(_AWA2),
+    ),
+    f'xlsa17.zip, with the published split, is at {_XLSA}.',
+)
+
+# %% ../../../nbs/datasets/published/10_table.ipynb #068b8b76
 def _task(data):
     "List the commands that read a task of photos and texts"
     return (
@@ -568,104 +578,124 @@ def _vizwiz(split, numbers, *, optional=False):
         ),
     )
 
+# %% ../../../nbs/datasets/published/10_table.ipynb #eb2fc3b1
+PUBLISHED['vqa'] = PublishedData(
+    'VQA 2.0',
+    'questions and answers: CC BY 4.0; photos: see COCO',
+    'https://visualqa.org/download.html',
+    (
+        *((f'v2_Questions_{s}_mscoco.zip', '') for s in ('Train', 'Val', 'Test')),
+        *((f'v2_Annotations_{s}_mscoco.zip', '') for s in ('Train', 'Val')),
+        ('train2014.zip', '13 GB'),
+        ('val2014.zip', '6 GB'),
+        ('test2015.zip', '12 GB'),
+    ),
+    (
+        _vqa_questions('train2014', 'Train', 443_757),
+        _vqa_questions('val2014', 'Val', 214_354),
+        _vqa_questions('test2015', 'Test', 447_793, optional=True),
+        _vqa_questions('test-dev2015', 'Test', 107_394, optional=True),
+        _vqa_answers('train2014', 'Train', 443_757),
+        _vqa_answers('val2014', 'Val', 214_354),
+        _vqa_photos('train2014', 82_783),
+        _vqa_photos('val2014', 40_504),
+        _vqa_photos('test2015', 81_434, optional=True),
+    ),
+    'The photos come from COCO 2014: a link to its folders is enough.',
+)
 
-_TASKS = dict(
-    vqa=PublishedData(
-        'VQA 2.0',
-        'questions and answers: CC BY 4.0; photos: see COCO',
-        'https://visualqa.org/download.html',
-        (
-            *((f'v2_Questions_{s}_mscoco.zip', '') for s in ('Train', 'Val', 'Test')),
-            *((f'v2_Annotations_{s}_mscoco.zip', '') for s in ('Train', 'Val')),
-            ('train2014.zip', '13 GB'),
-            ('val2014.zip', '6 GB'),
-            ('test2015.zip', '12 GB'),
-        ),
-        (
-            _vqa_questions('train2014', 'Train', 443_757),
-            _vqa_questions('val2014', 'Val', 214_354),
-            _vqa_questions('test2015', 'Test', 447_793, optional=True),
-            _vqa_questions('test-dev2015', 'Test', 107_394, optional=True),
-            _vqa_answers('train2014', 'Train', 443_757),
-            _vqa_answers('val2014', 'Val', 214_354),
-            _vqa_photos('train2014', 82_783),
-            _vqa_photos('val2014', 40_504),
-            _vqa_photos('test2015', 81_434, optional=True),
-        ),
-        'The photos come from COCO 2014: a link to its folders is enough.',
+# %% ../../../nbs/datasets/published/10_table.ipynb #8545455e
+PUBLISHED['vizwiz'] = PublishedData(
+    'VizWiz',
+    'CC BY 4.0',
+    'https://vizwiz.org/tasks-and-datasets/vqa',
+    (('Annotations.zip', ''), ('train.zip', ''), ('val.zip', ''), ('test.zip', '')),
+    (
+        *_vizwiz('train', (20_523, 20_000)),
+        *_vizwiz('val', (4_319, 3_173)),
+        *_vizwiz('test', (8_000,), optional=True),
     ),
-    vizwiz=PublishedData(
-        'VizWiz',
-        'CC BY 4.0',
-        'https://vizwiz.org/tasks-and-datasets/vqa',
-        (('Annotations.zip', ''), ('train.zip', ''), ('val.zip', ''), ('test.zip', '')),
-        (
-            *_vizwiz('train', (20_523, 20_000)),
-            *_vizwiz('val', (4_319, 3_173)),
-            *_vizwiz('test', (8_000,), optional=True),
-        ),
-        'The second of two numbers is that of the first version (2018), which the paper used.',
-    ),
-    snli_ve=PublishedData(
-        'SNLI-VE: visual entailment on photos of Flickr30k',
-        'sentences: see SNLI (CC BY-SA 4.0); photos: see Flickr30k',
-        'https://github.com/necla-ml/SNLI-VE',
-        tuple((f'snli_ve_{s}.jsonl', '') for s in ('train', 'dev', 'test')),
-        (
-            *(
-                _table(
-                    f'statements of {s}',
-                    (f'snli_ve_{s}.jsonl', f'snli_ve_{s}.jsonl.gz'),
-                    _task('snli_ve'),
-                    'statements',
-                    n,
-                )
-                for s, n in (('train', 529_527), ('dev', 17_858), ('test', 17_901))
-            ),
-            _photos(
-                'photos',
-                ('flickr30k-images', 'flickr30k_images/flickr30k_images', 'flickr30k_images', 'Images', 'images'),
+    'The second of two numbers is that of the first version (2018), which the paper used.',
+)
+
+# %% ../../../nbs/datasets/published/10_table.ipynb #be1a560b
+PUBLISHED['snli_ve'] = PublishedData(
+    'SNLI-VE: visual entailment on photos of Flickr30k',
+    'sentences: see SNLI (CC BY-SA 4.0); photos: see Flickr30k',
+    'https://github.com/necla-ml/SNLI-VE',
+    tuple((f'snli_ve_{s}.jsonl', '') for s in ('train', 'dev', 'test')),
+    (
+        *(
+            _table(
+                f'statements of {s}',
+                (f'snli_ve_{s}.jsonl', f'snli_ve_{s}.jsonl.gz'),
                 _task('snli_ve'),
-                31_783,
-            ),
+                'statements',
+                n,
+            )
+            for s, n in (('train', 529_527), ('dev', 17_858), ('test', 17_901))
+        ),
+        _photos(
+            'photos',
+            ('flickr30k-images', 'flickr30k_images/flickr30k_images', 'flickr30k_images', 'Images', 'images'),
+            _task('snli_ve'),
+            31_783,
         ),
     ),
-    mm_imdb=PublishedData(
-        'MM-IMDB: genres of films from posters and plots',
-        'no licence is stated; posters: of their owners',
-        'https://archive.org/download/mmimdb/mmimdb.tar.gz',
-        (('mmimdb.tar.gz', ''),),
-        (
-            Part(
-                'the split',
-                ('split.json',),
-                _task('mm_imdb'),
-                tuple(Count(s, (n,), s) for s, n in dict(train=15_552, dev=2_608, test=7_799).items()),
-            ),
-            _photos(
-                'posters, and a file with plot and genres for each',
-                ('dataset',),
-                _task('mm_imdb'),
-                25_959,
-                counts=(Count('files', (25_959,), '*.json'),),
-            ),
+)
+
+# %% ../../../nbs/datasets/published/10_table.ipynb #cd90d401
+PUBLISHED['mm_imdb'] = PublishedData(
+    'MM-IMDB: genres of films from posters and plots',
+    'no licence is stated; posters: of their owners',
+    'https://archive.org/download/mmimdb/mmimdb.tar.gz',
+    (('mmimdb.tar.gz', ''),),
+    (
+        Part(
+            'the split',
+            ('split.json',),
+            _task('mm_imdb'),
+            tuple(Count(s, (n,), s) for s, n in dict(train=15_552, dev=2_608, test=7_799).items()),
+        ),
+        _photos(
+            'posters, and a file with plot and genres for each',
+            ('dataset',),
+            _task('mm_imdb'),
+            25_959,
+            counts=(Count('files', (25_959,), '*.json'),),
         ),
     ),
-    regions=PublishedData(
-        'Region features as mmf and vilbert-multi-task publish them',
-        'no licence of the features is stated; photos: see their source',
-        'https://github.com/facebookresearch/mmf/blob/main/mmf/configs/zoo/datasets.yaml',
-        (('trainval2014.tar.gz', ''), ('test2015.tar.gz', ''), ('features.tar.gz', '')),
-        (
-            Part(
-                'an LMDB, or a .npy file for each photo',
-                ('data.mdb', '*.npy', '**/*.npy'),
-                ('vlrep regions DIR --by files --out STORE',),
-            ),
+)
+
+# %% ../../../nbs/datasets/published/10_table.ipynb #38b11c87
+PUBLISHED['regions'] = PublishedData(
+    'Region features as mmf and vilbert-multi-task publish them',
+    'no licence of the features is stated; photos: see their source',
+    'https://github.com/facebookresearch/mmf/blob/main/mmf/configs/zoo/datasets.yaml',
+    (('trainval2014.tar.gz', ''), ('test2015.tar.gz', ''), ('features.tar.gz', '')),
+    (
+        Part(
+            'an LMDB, or a .npy file for each photo',
+            ('data.mdb', '*.npy', '**/*.npy'),
+            ('vlrep regions DIR --by files --out STORE',),
         ),
-        'DIR is one LMDB, such as trainval2014.lmdb (a folder with data.mdb), or a folder of .npy files. Each has its '
-        'own number of photos, so no number is compared; `vlrep regions` reads every one.',
     ),
+    'DIR is one LMDB, such as trainval2014.lmdb (a folder with data.mdb), or a folder of .npy files. Each has its '
+    'own number of photos, so no number is compared; `vlrep regions` reads every one.',
+)
+
+# %% ../../../nbs/datasets/published/10_table.ipynb #cadf465d
+_TORCHVISION = (
+    'resnet50-0676ba61.pth',
+    'wide_resnet50_2-95faca4d.pth',
+    'resnet101-63fe2227.pth',
+    'vgg16-397923af.pth',
+)
+_UNLABELLED = (
+    'moco_v1_200ep_pretrain.pth.tar',
+    'moco_v2_200ep_pretrain.pth.tar',
+    'PCL_v1_epoch200.pth.tar',
+    'swav_200ep_pretrain.pth.tar',
 )
 
 
@@ -673,30 +703,27 @@ def _network(what, file, backbone=''):
     "Describe the weights of a network"
     return Part(what, (file,), (f'vlrep pretrain --steps 0 {backbone}--weights DIR/{file}',))
 
-
-_WEIGHTS = dict(
-    weights=PublishedData(
-        'Networks of others, which rows of the papers start from or are compared with',
-        'see each address; MoCo and SwAV: CC BY-NC 4.0',
-        'https://download.pytorch.org/models/',
-        tuple((f, '') for f in _TORCHVISION + _UNLABELLED),
-        (
-            _network('ResNet-50, ImageNet', _TORCHVISION[0]),
-            _network('ResNet-50 of twice the width, ImageNet', _TORCHVISION[1]),
-            _network('ResNet-101, ImageNet', _TORCHVISION[2]),
-            _network('VGG16, ImageNet', _TORCHVISION[3], '--backbone torchvision/vgg16 '),
-            _network('MoCo, 200 epochs', _UNLABELLED[0]),
-            _network('MoCo v2, 200 epochs', _UNLABELLED[1]),
-            _network('PCL, 200 epochs', _UNLABELLED[2]),
-            _network('SwAV, 200 epochs', _UNLABELLED[3]),
-        ),
-        'Not one paper needs all: `vlrep reproduce plan` names those that are not there. MoCo: '
-        '<https://github.com/facebookresearch/moco>; PCL: <https://github.com/salesforce/PCL>; SwAV: '
-        '<https://github.com/facebookresearch/swav>. Whether a file is the network that it should be is seen when it '
-        'is read.',
-    )
+# %% ../../../nbs/datasets/published/10_table.ipynb #f9ef69e2
+PUBLISHED['weights'] = PublishedData(
+    'Networks of others, which rows of the papers start from or are compared with',
+    'see each address; MoCo and SwAV: CC BY-NC 4.0',
+    'https://download.pytorch.org/models/',
+    tuple((f, '') for f in _TORCHVISION + _UNLABELLED),
+    (
+        _network('ResNet-50, ImageNet', _TORCHVISION[0]),
+        _network('ResNet-50 of twice the width, ImageNet', _TORCHVISION[1]),
+        _network('ResNet-101, ImageNet', _TORCHVISION[2]),
+        _network('VGG16, ImageNet', _TORCHVISION[3], '--backbone torchvision/vgg16 '),
+        _network('MoCo, 200 epochs', _UNLABELLED[0]),
+        _network('MoCo v2, 200 epochs', _UNLABELLED[1]),
+        _network('PCL, 200 epochs', _UNLABELLED[2]),
+        _network('SwAV, 200 epochs', _UNLABELLED[3]),
+    ),
+    'Not one paper needs all: `vlrep reproduce plan` names those that are not there. MoCo: '
+    '<https://github.com/facebookresearch/moco>; PCL: <https://github.com/salesforce/PCL>; SwAV: '
+    '<https://github.com/facebookresearch/swav>. Whether a file is the network that it should be is seen when it '
+    'is read.',
 )
-PUBLISHED = {**_COCO, **_LVIS, **_LOCALIZED, **_CAPTIONED, **_LABELLED, **_TASKS, **_WEIGHTS}
 
 # %% ../../../nbs/datasets/published/10_table.ipynb #8082a7bc
 def published_counts(

@@ -55,7 +55,7 @@ def read_visual_genome(
     leave_out(path, 'regions cannot be used', bad, n, max_corrupt)
     return caption_source(phrases, root, path, size, max_corrupt=max_corrupt)
 
-
+# %% ../../../nbs/datasets/visual_genome/20_reader.ipynb #5afc3ca0
 def write_visual_genome(
     records: 'Iterable[Record]',  # Records with captions
     root: FilePath,  # A folder without photos of Visual Genome

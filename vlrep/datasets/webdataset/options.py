@@ -39,7 +39,7 @@ def _part_name(path):
     found = set(re.findall('[a-z]+', path.stem.lower())) & _PART_NAMES.keys()
     return found.pop() if len(found) == 1 else ''
 
-
+# %% ../../../nbs/datasets/webdataset/10_options.ipynb #ea70bb14
 def shard_parts(
     root: FilePath,  # A folder, a tar file, or names with braces or `*`
     missing: float = 0.0,  # As for `find_shards`
@@ -63,7 +63,7 @@ def shard_parts(
             raise ValueError(f'{root}: has shards of {" and of ".join(both)}, which are names of the same part')
     return {k: v for k, v in found_splits.items() if v}
 
-
+# %% ../../../nbs/datasets/webdataset/10_options.ipynb #c649ca6f
 class ShardsBuilder(DatasetBuilder):
     "The builder of a dataset of shards; its root may be a pattern"
 
@@ -95,7 +95,7 @@ class ShardsBuilder(DatasetBuilder):
         how = {k: getattr(options, k) for k in self.reads if k != 'max_corrupt'}
         return self.read(root, size=size, labels=True, max_corrupt=max_corrupt, **how)
 
-
+# %% ../../../nbs/datasets/webdataset/10_options.ipynb #79eadff0
 _reader = 'vlrep.datasets.webdataset.reader:'
 
 DATASETS.add(

@@ -32,7 +32,7 @@ def _counted(counts, end):
         lines.append(f'{n:,} {what}{end}: {names}')
     return lines
 
-
+# %% ../../../nbs/datasets/webdataset/20_reader.ipynb #6e812555
 def _check_index(index, name, max_corrupt):
     "Warn of what is left out of the index of some shards, for each reason; a `ValueError` if it is too much"
 
@@ -62,7 +62,7 @@ def _check_index(index, name, max_corrupt):
             f'({why}); repair them, or add --max-corrupt {index.corrupt}'
         )
 
-
+# %% ../../../nbs/datasets/webdataset/20_reader.ipynb #3be90639
 def read_webdataset(
     root: FilePath,  # A folder, a tar file, or names with braces or `*`
     size: int = 256,  # Images are fitted into squares of this side

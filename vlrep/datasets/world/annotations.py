@@ -73,7 +73,7 @@ def coarse_tags(
     wrong = noise * len(true) / (len(TAGS) - len(true))
     return [t for t in TAGS if (r.random() >= noise if t in true else r.random() < wrong)]
 
-
+# %% ../../../nbs/datasets/world/35_annotations.ipynb #c92ce058
 def attributes(
     scene: dict,  # Annotation from `layout`
 ) -> list:  # For each object a list of phrases
@@ -120,7 +120,7 @@ def _classes(setting):
                 out.setdefault(w, same)
     return out, re.compile(rf'\b({_longest([*out, *LEXICON])})\b')
 
-
+# %% ../../../nbs/datasets/world/35_annotations.ipynb #eda554c2
 def paraphrase(
     text: str,  # A caption
     setting: str,  # The setting of its scene
@@ -191,7 +191,7 @@ def _genres(s, theme):
         out.add('drama')
     return [g for g in GENRES if g in out]
 
-
+# %% ../../../nbs/datasets/world/35_annotations.ipynb #022c9508
 def genre(
     scene: dict,  # Annotation from `layout`
     *key,  # Identifies theme and plot, e.g. the scene's number
@@ -230,7 +230,7 @@ def shifted_layout(
         out['objects'].append(dict(o, look=k))
     return out
 
-
+# %% ../../../nbs/datasets/world/35_annotations.ipynb #955b589b
 _webby = (
     'stock photo',
     'image',

@@ -85,7 +85,7 @@ def build_world(
     )
     return dict(train=subsample(train, options), valid=valid, test=build_test(options, size))
 
-
+# %% ../../../nbs/datasets/world/60_build.ipynb #a7b63904
 def build_test(
     options: WorldOptions,  # Numbers of scenes
     size: int,  # Side of the scenes in pixels

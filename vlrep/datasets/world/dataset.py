@@ -99,7 +99,7 @@ def _record(a, split, index, captions, image=None):
         split=split,
     )
 
-
+# %% ../../../nbs/datasets/world/50_dataset.ipynb #9d472afd
 def scene(
     split: str,  # train, valid or test
     index: int,  # Index of the scene in the split
@@ -135,7 +135,7 @@ def cell_of(
     y = (box[1] + box[3]) / 2
     return 3 * min(int(3 * y), 2) + min(int(3 * x), 2)
 
-
+# %% ../../../nbs/datasets/world/50_dataset.ipynb #281134a8
 def scene_labels(
     annotations: 'Iterable[dict]',  # Dicts with `setting` and `objects`
 ) -> dict:  # tags (n,30) and groups (n,7) float32; color, setting, number (n,), cell (n,30) int64
@@ -178,7 +178,7 @@ def _pixels(with_):
     "List the parts of a set of scenes that consist of pixels"
     return ['images', *(p for p in PIXELS if p in with_)]
 
-
+# %% ../../../nbs/datasets/world/50_dataset.ipynb #f4ca88f8
 def _part(folder, k, lo, hi, what):
     "Draw rows `lo` to `hi` of `what`, part `k`, into the arrays under `folder`; yield once per scene"
     folder = Path(folder)
@@ -351,7 +351,7 @@ def _larger(cache, what):
         if n > what['n'] and not folder_damage(p):
             return p
 
-
+# %% ../../../nbs/datasets/world/50_dataset.ipynb #2fd943e8
 def _cut(folder, what, larger):
     "Write the set that `what` describes into the empty `folder`: the first rows of the set in `larger`"
     n = what['n']
@@ -393,7 +393,7 @@ def _row(i, *, annotations, captions, more, split, start, pixels):
     own = {p: np.array(a[i]) for p, a in pixels.items()}
     return add_extras(r, json.loads(more[i][0]), own.get('masks'), own.get('counterpart'))
 
-
+# %% ../../../nbs/datasets/world/50_dataset.ipynb #5c4eca08
 def world(
     split: str,  # train, valid or test
     n: int,  # Number of scenes

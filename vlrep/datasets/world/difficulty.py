@@ -72,7 +72,7 @@ def _scraps(a, C):
         out.append((c, [((x + q * math.cos(a)) * C, (y + q * wide * math.sin(a)) * C) for a in angles]))
     return out
 
-
+# %% ../../../nbs/datasets/world/40_difficulty.ipynb #19cf858a
 def draw_scene(
     a: dict,  # An annotation from `layout` or `layout_at`
     size: int = 48,  # Side in pixels
@@ -88,7 +88,7 @@ def draw_scene(
         d.polygon(corners, fill=color)
     return np.asarray(im.reduce(2))
 
-
+# %% ../../../nbs/datasets/world/40_difficulty.ipynb #b1bbe2a4
 def label_scene(
     a: dict,  # An annotation from `layout` or `layout_at`
     size: int = 48,  # Side in pixels

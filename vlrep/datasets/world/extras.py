@@ -40,7 +40,7 @@ def chosen_extras(
             raise did_you_mean('annotation', n, EXTRAS)
     return tuple(n for n in EXTRAS if n in names)
 
-
+# %% ../../../nbs/datasets/world/45_extras.ipynb #ff5cc756
 _make = dict(
     narrative=lambda a, c, k, d: pack_narrative(narrate(a, *k, noise=d.trace_noise)),
     coarse=lambda a, c, k, d: coarse_tags(a, *k, noise=d.tag_noise),

@@ -65,7 +65,7 @@ def draw_trace(
         )
     ax.set_title(f'a narrative of {end:.0f} s, blue to red', fontsize=10)
 
-
+# %% ../../../nbs/datasets/world/55_gallery.ipynb #074e5092
 def _places(n):
     "Place runs of utterances about the same object, apart from each other: (words, (x, y, t))"
     runs = []

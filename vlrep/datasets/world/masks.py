@@ -34,7 +34,7 @@ def label_map(
     out[~same] = _most(v[:, ~same])
     return out.reshape(size, size)
 
-
+# %% ../../../nbs/datasets/world/20_masks.ipynb #4013d4f9
 def split_masks(
     labels: np.ndarray,  # From `label_map` (h,w)
     n: int,  # Number of objects

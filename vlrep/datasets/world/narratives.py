@@ -251,7 +251,7 @@ def pack_narrative(
         points=base64.b64encode(q.tobytes()).decode(),
     )
 
-
+# %% ../../../nbs/datasets/world/25_narratives.ipynb #a3325c98
 def unpack_narrative(
     d: dict,  # From `pack_narrative`
 ) -> Narrative:

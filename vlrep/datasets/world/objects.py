@@ -29,7 +29,7 @@ def _legs(p, front, back, y, h, *, run=0.0, w=0.15):
         _leg(p, fill, back + d, y, h * (0.86 if run else 1), step=b - d * run, w=w, knee=-0.05)
         _leg(p, fill, front - d, y, h * (0.8 if run else 1), step=f + d * run, w=w, knee=0.03)
 
-
+# %% ../../../nbs/datasets/world/05_objects.ipynb #2cae6c7f
 def _dog_head(p, x, y, v):
     if v == 'terrier':
         p.poly('dark', (x - 0.2, y - 0.1), (x - 0.17, y - 0.48), (x + 0.06, y - 0.2))
@@ -356,7 +356,7 @@ def _draw_smoke(p, x, y):
     for i, (dx, s) in enumerate(((0.05, 0.1), (-0.2, 0.14), (-0.48, 0.19))):
         p.fx.oval('smoke', x + dx, y - 0.07 * i, s)
 
-
+# %% ../../../nbs/datasets/world/05_objects.ipynb #bf34bb40
 def _car(p, r, v, pose):
     "Draw a car of variant `v` (sedan, beetle or van); when driving, with smoke and a driver"
     if pose == 'driving':
@@ -731,7 +731,7 @@ def _window(p, x, y, w=0.2, h=0.24):
     p.rect('white', x - 0.015, y - h / 2, x + 0.015, y + h / 2)
     p.rect('white', x - w / 2, y - 0.015, x + w / 2, y + 0.015)
 
-
+# %% ../../../nbs/datasets/world/05_objects.ipynb #13bdac00
 def _house(p, r, v, pose):
     w = dict(cottage=0.82, town=0.56, barn=0.88)[v] * r.uniform(0.94, 1.06)
     t = dict(cottage=-0.1, town=-0.42, barn=-0.05)[v]
@@ -1113,7 +1113,7 @@ _draw = dict(
     table=_table,
 )
 
-
+# %% ../../../nbs/datasets/world/05_objects.ipynb #b5dc9551
 @functools.lru_cache(128, typed=True)
 def _drawn(c, variant, action, seed):
     p = Pen()

@@ -288,7 +288,7 @@ def mix(
     "Mix two colours, a fraction `t` of the way from `a` to `b`"
     return tuple(int(p + (q - p) * t + 0.5) for p, q in zip(a, b))
 
-
+# %% ../../../nbs/datasets/world/00_primitives.ipynb #57a2fa56
 _paints = dict(
     ink=(46, 40, 52),
     white=(252, 250, 244),

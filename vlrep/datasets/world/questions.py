@@ -82,7 +82,7 @@ def _absent(scene):
     present = {o['category'] for o in scene['objects']}
     return [c for c in (CATEGORIES if scene['shifted'] else SEEN) if c not in present]
 
-
+# %% ../../../nbs/datasets/world/30_questions.ipynb #af6fa1b1
 def _q_what(s, r):
     "Ask 'What is on the left?', 'What is behind the house?' or 'What animal is in the picture?'"
     os = s['objects']
@@ -118,7 +118,7 @@ def _q_color(s, r):
     alike = _alike[o['color']]
     return f'What color is the {o["category"]}?', o['color'], [*alike, *alike, r.choice(list(COLORS))]
 
-
+# %% ../../../nbs/datasets/world/30_questions.ipynb #e2a9390b
 def _q_number(s, r):
     "Ask 'How many dogs are there?' or 'How many animals can you see?'"
     os = s['objects']
@@ -137,7 +137,7 @@ def _q_number(s, r):
         q = f'How many {plural(o["category"])} are there?'
     return q, str(n), [str(n + 1), str(max(n - 1, 0)), str(n + 2)]
 
-
+# %% ../../../nbs/datasets/world/30_questions.ipynb #eb8cf100
 def _q_where(s, r):
     "Ask 'Where is the dog?' or 'Where was this picture taken?'; None if neither fits"
     x = [o for o in _alone(s) if third_of(o)]
@@ -151,7 +151,7 @@ def _q_where(s, r):
     o = r.choice(x)
     return f'Where is the {o["category"]}?', third_of(o), ['left', 'right', 'middle']
 
-
+# %% ../../../nbs/datasets/world/30_questions.ipynb #a6e5e154
 def _q_action(s, r):
     "Ask 'What is the dog doing?'; None if no unique object acts"
     x = [o for o in _alone(s) if o['action']]
@@ -189,7 +189,7 @@ def _q_yesno(s, r):
     rel = rel if yes else _OPPOSITE[rel]
     return f'Is the {a["category"]} {_relations[rel][0]} the {b["category"]}?', ans, other
 
-
+# %% ../../../nbs/datasets/world/30_questions.ipynb #948d0076
 def _q_none(s, r):
     "Ask a question that cannot be answered from the image"
     c = r.choice(_absent(s))
@@ -314,7 +314,7 @@ def _neutral(s, r):
     the = f'The {o["category"]}' if alone else f'One of the {plural(o["category"])}'
     return f'{the} {r.choice(_unseen[o["group"]])}.'
 
-
+# %% ../../../nbs/datasets/world/30_questions.ipynb #9c3507f1
 def make_statements(
     scene: dict,  # Annotation from `layout`
     *key,  # Identifies this set of statements, e.g. the scene's number

@@ -28,7 +28,7 @@ _TASKS = dict(
     mm_imdb=('genre', lambda r: [(r.plot, r.genre, None)]),
 )
 
-
+# %% ../../../nbs/datasets/world/70_tasks.ipynb #7759d80e
 def read_world_task(
     task: str,  # vqa, vizwiz, snli_ve or mm_imdb
     split: str,  # train, valid or test

@@ -46,7 +46,7 @@ def _share(dataset, plan):
         return dataset
     return take_part_of_classes(dataset, 'label', plan.share, plan.share_seed)
 
-
+# %% ../../../nbs/evaluation/classification/20_images.ipynb #d6f25f3a
 def read_world_classes(
     split: str,  # train, valid or test
     plan: ClassificationPlan,  # Provides share and size
@@ -61,7 +61,7 @@ def read_world_classes(
     labels = dict(label=np.array([SEEN.index(c) for c in largest]))
     return _share(scenes.annotate(labels, dict(label=list(SEEN))), plan)
 
-
+# %% ../../../nbs/evaluation/classification/20_images.ipynb #111dabd3
 def read_photo_classes(
     layout: str,  # One of `LAYOUTS`
     split: str,  # train, valid or test
@@ -70,7 +70,7 @@ def read_photo_classes(
     root: FilePath,  # Folder of the photos
     log: Callable = print,  # Called with each validation photo that cannot be read
     max_corrupt: int | float | str = None,  # How many photos may be missing or unreadable, see `corrupt_limit`
-    options: None = None,  # Not used
+    **unused,  # `options`
 ) -> ImageTextDataset | None:  # Label `label` (n,); None for the test, whose classes are not published
     "Read the photos of a split; a `ValueError` names what is missing or wrong"
     if split == 'test':

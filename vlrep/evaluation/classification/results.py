@@ -41,7 +41,6 @@ def likeliest_classes(
     model: ImageClassifier,  # Trained
     images: ImageTextDataset,  # Readable images
     plan: ClassificationPlan,  # Provides the size of the views
-    bs: int = 256,  # Batch size
 ) -> tuple:  # Classes (n,5) int64, most likely first, and their probabilities (n,5); fewer with fewer classes
     "Find the most likely classes of each image, in order; within `evaluation_processes` all processes get all rows"
 
@@ -51,7 +50,7 @@ def likeliest_classes(
         return dict(p=p, k=k)
 
     device = next(model.parameters()).device
-    loader = evaluation_loader(images, central_view(plan), bs, device, shared=True)
+    loader = evaluation_loader(images, central_view(plan), 256, device, shared=True)
     with frozen(model):
         found = list(computed_batches(loader, best))
     return tuple(torch.cat([batch[name] for batch in found]).cpu().numpy() for name in ('k', 'p'))
@@ -69,7 +68,7 @@ def _mean_per_class(right, labels, classes):
 
     return stat
 
-
+# %% ../../../nbs/evaluation/classification/40_results.ipynb #00781381
 def accuracy_rows(
     best: np.ndarray,  # Classes of each image, most likely first (n,k)
     labels: np.ndarray,  # True classes (n,)
@@ -109,7 +108,7 @@ def _write_predictions(path, images, best, p):
             line = dict(id=str(images.ids[i]), label=names[images.labels['label'][i]], best=pairs)
             f.write(json.dumps(line, ensure_ascii=False) + '\n')
 
-
+# %% ../../../nbs/evaluation/classification/40_results.ipynb #677ccf21
 def confused_classes(
     best: np.ndarray,  # The most likely class of each image (n,)
     labels: np.ndarray,  # True classes (n,)
@@ -125,7 +124,7 @@ def confused_classes(
         {'class': names[a], 'taken for': names[b], 'images': counts[a, b], 'of': int(of_class[a])} for a, b in order
     ]
 
-
+# %% ../../../nbs/evaluation/classification/40_results.ipynb #26ac6237
 def _examples(images, best, p, seed):
     "Draw five correctly and five wrongly classified images for `cards_html`"
     names = images.class_names
@@ -148,7 +147,7 @@ def _examples(images, best, p, seed):
         )
     return cards
 
-
+# %% ../../../nbs/evaluation/classification/40_results.ipynb #0e83a945
 def classification_table(
     model: ImageClassifier,  # Trained
     splits: dict,  # `train`, `valid`, perhaps `test`
@@ -178,7 +177,7 @@ def classification_table(
     confused = confused_classes(best[:, 0], labels, images.class_names)
     return rows, dict(examples=_examples(images, best, p, seed), confused=confused)
 
-
+# %% ../../../nbs/evaluation/classification/40_results.ipynb #72b204c6
 def classification_figures(
     shown: dict,  # From `classification_table`
 ) -> dict:  # Section of the report -> HTML
@@ -202,7 +201,7 @@ def _pairs(model, labels, images, top):
     p, k = p.topk(min(top, p.shape[1]))
     return [[(labels[c], v) for c, v in zip(*row)] for row in zip(k.tolist(), p.tolist())]
 
-
+# %% ../../../nbs/evaluation/classification/40_results.ipynb #68357885
 @patch
 def classify(
     self: Pretrained,

@@ -49,7 +49,7 @@ class ImageClassifier(nn.Module):
         "Compute the scores of the classes"
         return dict(logits=self.head(self.visual(batch['images']).mean((2, 3))))
 
-
+# %% ../../../nbs/evaluation/classification/30_training.ipynb #a1cecda2
 def build_classifier(
     visual: nn.Module,  # The backbone of a run
     plan: ClassificationPlan,  # Not used
@@ -61,7 +61,7 @@ def build_classifier(
         raise ValueError(f'{labels}: a single class, and nothing to tell apart; at least two are needed')
     return ImageClassifier(visual, len(labels), seed)
 
-
+# %% ../../../nbs/evaluation/classification/30_training.ipynb #07d2b888
 def class_loss(
     out: dict,  # `logits` (b,k)
     batch: dict,  # `label` (b,) int64
@@ -108,14 +108,14 @@ def classifier_steps(
     "Compute the number of optimiser steps; the last batch of an epoch may be smaller"
     return plan.epochs * -(-len(train) // plan.bs)
 
-
+# %% ../../../nbs/evaluation/classification/30_training.ipynb #80735688
 def central_view(
     plan: ClassificationPlan,  # Provides `size` and `resize`
 ) -> EvalTransform:
     "Make the view of test images: resize the shorter side, and crop the centre"
     return EvalTransform(plan.size, plan.resize)
 
-
+# %% ../../../nbs/evaluation/classification/30_training.ipynb #08b8c092
 def classifier_learner(
     model: ImageClassifier,  # Backbone and linear layer
     splits: dict,  # `train` and `valid` with labels `label`; with a `test`, `valid` chooses the checkpoint
@@ -123,17 +123,14 @@ def classifier_learner(
     *,
     folder: 'Run' = None,  # For checkpoints; `KeptBest` by default
     seed: int = 0,  # Seed of order and views
-    precision: str = 'auto',  # As for `MixedPrecision`
-    accumulate: int = 1,  # Number of micro-batches per step
     workers: int = 0,  # Processes that read images ahead
     save_every: int = 0,  # Steps between additional checkpoints
     max_corrupt: int | float | str = None,  # How many training images may be unreadable
-    cbs: list | tuple = (),  # Additional callbacks
     log: Callable = print,  # Called with messages about the progress
+    **options,  # `precision`, `accumulate` and `cbs` of `task_learner`
 ) -> BatchLearner:  # For `fit_task`
     "Build fastai's Learner for a classifier, with the callbacks of all training runs"
     dist = current_dist()
-    several = dict(rank=dist.rank, world_size=dist.world_size, device=dist.device) if dist.world_size > 1 else {}
     j = plan.jitter
     dls = loaders(
         splits['train'],
@@ -146,7 +143,7 @@ def classifier_learner(
         workers=workers,
         max_corrupt=max_corrupt,
         labels=('label',),
-        **several,
+        **dist.loader_options,
     )
     epoch = len(dls.train)
     drops = [round(d * epoch) for d in plan.drops]
@@ -162,8 +159,6 @@ def classifier_learner(
         every=plan.every * epoch,
         schedule=partial(step_decay, drops=drops, factor=plan.factor, warmup=round(plan.warmup * epoch)),
         seed=seed,
-        precision=precision,
-        accumulate=accumulate,
         sync_bn=plan.sync_bn,
-        cbs=cbs,
+        **options,
     )

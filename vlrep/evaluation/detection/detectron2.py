@@ -21,7 +21,7 @@ _DATA = dict(
 )
 _STAGES = ['res2', 'res3', 'res4', 'res5']
 
-
+# %% ../../../nbs/evaluation/detection/70_detectron2.ipynb #c71a5013
 def _c4(plan):
     "Return the additional sections of a C4 detector"
     return dict(
@@ -38,7 +38,7 @@ def _c4(plan):
         ANCHOR_GENERATOR=dict(SIZES=[[plan.anchor * 2**i for i in range(5)]]),
     )
 
-
+# %% ../../../nbs/evaluation/detection/70_detectron2.ipynb #c3b462ff
 def _fpn(plan):
     "Return the additional sections of a detector with a pyramid"
     levels = [f'p{i}' for i in range(2, 7)]
@@ -59,7 +59,7 @@ def _fpn(plan):
         ANCHOR_GENERATOR=dict(SIZES=[[plan.anchor * 2**i] for i in range(5)]),
     )
 
-
+# %% ../../../nbs/evaluation/detection/70_detectron2.ipynb #044936eb
 def detectron2_config(
     plan: DetectionPlan,  # Plan of a paper
     train: list,  # Names of training sets in detectron2
@@ -97,7 +97,7 @@ def detectron2_config(
         ),
     )
 
-
+# %% ../../../nbs/evaluation/detection/70_detectron2.ipynb #24f7d977
 def write_detectron2_configs(
     folder: FilePath,  # An export, which contains the backbone's configuration
     base: str,  # File name of that configuration

@@ -48,7 +48,7 @@ class DetectionImages(ImageTextDataset):
         out[: image.height, : image.width] = np.asarray(image)
         return out, (image.height, image.width)
 
-
+# %% ../../../nbs/evaluation/detection/40_images.ipynb #b13b22e4
 class TrainingImages(DetectionImages):
     "The images with an object; images of rare categories may be repeated (LVIS, sec. 5.2)"
 
@@ -77,7 +77,7 @@ class TrainingImages(DetectionImages):
         ticks = np.arange(int(ends[-1])) + draw.random()
         return draw.permutation(np.searchsorted(ends, ticks[ticks < ends[-1]], side='right'))
 
-
+# %% ../../../nbs/evaluation/detection/40_images.ipynb #b00e032d
 def repeat_factors(
     data: DetectionSet,  # Images with their objects
     threshold: float,  # Categories that occur in less than this fraction of images are repeated
@@ -131,7 +131,7 @@ class ObjectCollator:
                     out['masks'][b, k, : len(packed), : packed.shape[1]] = torch.from_numpy(packed)
         return out
 
-
+# %% ../../../nbs/evaluation/detection/40_images.ipynb #3eba7c5e
 def _scaled_mask(mask, scale):
     "Scale a mask to the size in which its image is read"
     if scale == 1:

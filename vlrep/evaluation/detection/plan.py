@@ -76,7 +76,7 @@ class DetectionPlan:
         if self.warmup >= self.steps:
             raise ValueError(f'warmup={self.warmup}: warm-up must be shorter than steps={self.steps}')
 
-
+# %% ../../../nbs/evaluation/detection/10_plan.ipynb #493914b3
 _VOC = DetectionPlan()
 _COCO = replace(
     _VOC,

@@ -50,13 +50,12 @@ def _result_rows(data, image, found, hw):
             row['segmentation'] = encode_mask((whole[0] > 0.5).cpu().numpy())
     return rows
 
-
+# %% ../../../nbs/evaluation/detection/60_results.ipynb #767e5f87
 def detect_all(
     model: Detector,  # Trained model
     data: DetectionSet,  # Images
     plan: DetectionPlan,  # Images are read as in training
     *,
-    bs: int = 8,  # Batch size over all processes
     workers: int = 0,  # Processes that read images ahead
     dist: 'Dist' = None,  # The processes that share the images
 ) -> list:  # Rows in the challenge's format, in the order of the images
@@ -65,7 +64,7 @@ def detect_all(
     device = next(model.parameters()).device
     rows = []
     with evaluation_processes(workers, dist), frozen(model):
-        loader = evaluation_loader(source, None, bs, device, shared=True)
+        loader = evaluation_loader(source, None, 8, device, shared=True)
         try:
             for batch, _ in progress(loader, label='images'):
                 for i, found, hw in zip(batch['id'].tolist(), model(batch)['detections'], batch['hw']):
@@ -86,7 +85,7 @@ def _precision(data, rows, plan, kind):
     weights = np.concatenate([once, draw_counts(len(data), max(plan.draws, 200))])
     return {k: (float(v[0]), v[1:]) for k, v in voc_ap(data, rows, year, weights, kind).items()}
 
-
+# %% ../../../nbs/evaluation/detection/60_results.ipynb #8fbc7618
 def _table_row(question, metric, name, n, value, drawn, keep):
     "Make a row of the table, with an interval from the draws if given, of which `keep` are kept"
     # quantiles would be biased, because images that are drawn twice raise the average precision
@@ -99,7 +98,7 @@ def _table_row(question, metric, name, n, value, drawn, keep):
         row['draws'] = [round(100 * float(v), 2) for v in drawn[:keep]]
     return row
 
-
+# %% ../../../nbs/evaluation/detection/60_results.ipynb #c94477fa
 def detection_table(
     model: Detector,  # Trained
     splits: dict,  # `test` or `valid`: a DetectionSet
@@ -162,7 +161,7 @@ def _overlap(a, b):
     both = max(0.0, w) * max(0.0, h)
     return both / (a[2] * a[3] + b[2] * b[3] - both or 1)
 
-
+# %% ../../../nbs/evaluation/detection/60_results.ipynb #711d267f
 def _drawn(image, rows, names, colour):
     "Draw boxes and names on a copy of an image"
     out = image.copy()
@@ -173,26 +172,17 @@ def _drawn(image, rows, names, colour):
         pen.text((x + 3, y + 1), names[row['category_id']], fill=colour)
     return out
 
-
-def _beside(truth, found):
-    "Put two images of the same size side by side"
-    out = Image.new('RGB', (2 * truth.width + 4, truth.height), 'white')
-    out.paste(truth, (0, 0))
-    out.paste(found, (truth.width + 4, 0))
-    return out
-
-
+# %% ../../../nbs/evaluation/detection/60_results.ipynb #020ef8df
 def example_detections(
     data: DetectionSet,  # Test images
     rows: list,  # From `detect_all`
     each: int = 3,  # Number of best, typical and worst images each
-    threshold: float = 0.5,  # Detections with lower scores are not shown
 ) -> list:  # For `cards_html`
     "Draw objects and detections of the best, typical and worst images"
     names = {c['id']: c['name'] for c in data.categories}
     found = {}
     for row in rows:
-        if row['score'] >= threshold:
+        if row['score'] >= 0.5:  # less confident detections are not shown
             found.setdefault(row['image_id'], []).append(row)
     scored = sorted(
         ((_image_f1(data, image, found.get(image['id'], [])), i) for i, image in enumerate(data.images)),
@@ -206,12 +196,14 @@ def example_detections(
         for score, i in chosen
     ]
 
-
+# %% ../../../nbs/evaluation/detection/60_results.ipynb #e19f1a24
 def _example(data, image, found, names):
     "Draw objects and detections of an image side by side, for the report"
     pixels = data.load(image)
     truth = _drawn(pixels, data.of_image(image), names, 'lime')
-    return jpeg_uri(_beside(truth, _drawn(pixels, found.get(image['id'], []), names, 'red')), 480)
+    detected = _drawn(pixels, found.get(image['id'], []), names, 'red')
+    gap = np.full((pixels.height, 4, 3), 255, np.uint8)
+    return jpeg_uri(Image.fromarray(np.hstack([truth, gap, detected])), 480)
 
 
 def detection_figures(
@@ -251,7 +243,7 @@ class ObjectFinder:
         columns = (found[k].tolist() for k in ('labels', 'scores', 'boxes'))
         return [(self.labels[k - 1], score, box) for k, score, box in zip(*columns)]
 
-
+# %% ../../../nbs/evaluation/detection/60_results.ipynb #e116daef
 def detector_capabilities(
     model: Detector,  # Trained model
     labels: list,  # Names of the categories

@@ -7,7 +7,6 @@ __all__ = ['read_lvis_v1_split', 'read_lvis_v0_5_split', 'read_world_split', 're
            'read_lvis_split']
 
 # %% ../../../nbs/evaluation/detection/45_sources.ipynb #870ef346
-from collections.abc import Callable
 from functools import partial
 
 from ...core.files import FilePath
@@ -31,33 +30,31 @@ def _wanted(split, plan):
     return split == 'train' or plan.part in (split, 'both')
 
 
-def _no_third_part(plan, name):
-    "Raise a `ValueError` if a plan asks for validation images of a collection without them"
+def _train_or_test(split, plan, name):
+    "Return train or val, the name of a split whose test images are called val; None for `valid`, which is not used"
     if plan.part != 'test':
         raise ValueError(f'part={plan.part}: {name} has no validation part, because it is used as the test')
+    return dict(train='train', test='val').get(split)
 
-
+# %% ../../../nbs/evaluation/detection/45_sources.ipynb #29449498
 def read_world_split(
     split: str,  # train, valid or test
     plan: DetectionPlan,  # Share of the training images, and part to evaluate on
     options: WorldDetectionOptions,  # Number and size of the scenes
-    root: FilePath = None,  # Not used
-    log: Callable = print,  # Not used
-    max_corrupt: int | float | str = None,  # Not used
+    **places,  # Not used: `root`, `log`, `max_corrupt`
 ) -> DetectionSet | None:  # None for a split that the plan does not use
     "Draw scenes with their objects"
     if not _wanted(split, plan):
         return None
     return _chosen(world_detection(split, options), split, plan)
 
-
+# %% ../../../nbs/evaluation/detection/45_sources.ipynb #c943ee63
 def read_voc_split(
     split: str,  # As for `read_world_split`
     plan: DetectionPlan,  # As for `read_world_split`
     root: FilePath,  # VOCdevkit
-    options: object = None,  # Not used
-    log: Callable = print,  # Not used
     max_corrupt: int | float | str = None,  # How many photos may be missing or damaged
+    **unused,  # `options`, `log`
 ) -> DetectionSet | None:
     "Read VOC 2007 and 2012: trainval of both, and test of 2007; with val of 2007 as `valid`, train of both"
     if not _wanted(split, plan):
@@ -69,38 +66,34 @@ def read_voc_split(
     )
     return _chosen(read_voc_detection(root, lists[split], max_corrupt=max_corrupt), split, plan)
 
-
+# %% ../../../nbs/evaluation/detection/45_sources.ipynb #94244d92
 def read_coco_split(
     split: str,  # As for `read_world_split`
     plan: DetectionPlan,  # As for `read_world_split`
     root: FilePath,  # Folder with annotations/, train2017/, val2017/
-    options: object = None,  # Not used
-    log: Callable = print,  # Not used
     max_corrupt: int | float | str = None,  # How many photos may be missing
+    **unused,  # `options`, `log`
 ) -> DetectionSet | None:
     "Read train2017 and val2017 of COCO"
-    _no_third_part(plan, 'COCO')
-    if split == 'valid':
+    part = _train_or_test(split, plan, 'COCO')
+    if part is None:
         return None
-    folder = dict(train='train2017', test='val2017')[split]
-    return _chosen(read_coco_detection(root, folder, max_corrupt=max_corrupt), split, plan)
+    return _chosen(read_coco_detection(root, f'{part}2017', max_corrupt=max_corrupt), split, plan)
 
-
+# %% ../../../nbs/evaluation/detection/45_sources.ipynb #e482da0d
 def read_lvis_split(
     version: str,  # v1 or v0.5
     split: str,  # As for `read_world_split`
     plan: DetectionPlan,  # As for `read_world_split`
     root: FilePath,  # Folder with train2017/, val2017/, and the files of LVIS, here or in annotations/
-    options: object = None,  # Not used
-    log: Callable = print,  # Not used
     max_corrupt: int | float | str = None,  # How many photos may be missing
+    **unused,  # `options`, `log`
 ) -> DetectionSet | None:
     "Read train and val of a version of LVIS"
-    _no_third_part(plan, 'LVIS')
-    if split == 'valid':
+    part = _train_or_test(split, plan, 'LVIS')
+    if part is None:
         return None
-    end = dict(train='train', test='val')[split]
-    name = f'lvis_{version}_{end}.json'
+    name = f'lvis_{version}_{part}.json'
     path = find_place(root, (name, f'annotations/{name}'), 'objects')
     return _chosen(read_lvis(path, root, max_corrupt=max_corrupt), split, plan)
 

@@ -33,7 +33,7 @@ def _lvis(version):
         f'lvis_{version.replace(".", "_")}', 'lvis', f'the folder of COCO 2017 with lvis_{version}_train.json'
     )
 
-
+# %% ../../../nbs/evaluation/detection/20_tasks.ipynb #791f6f86
 _COCO_HELP = 'the folder of COCO 2017: annotations/, train2017/, val2017/'
 TASKS.add(
     TransferTask(

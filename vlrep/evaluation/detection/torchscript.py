@@ -41,14 +41,14 @@ def _without_advice():
         warnings.simplefilter('ignore')
         yield
 
-
+# %% ../../../nbs/evaluation/detection/75_torchscript.ipynb #58290d58
 def _plain_head(head):
     "Convert the C4 head to a sequence of layers that owns the fourth stage"
     if isinstance(head, FourthStage):
         return nn.Sequential(head.stage[0], head.norm, nn.AdaptiveAvgPool2d(1), nn.Flatten())
     return nn.Sequential(head.head[0].stage[0], head.head[0].norm)
 
-
+# %% ../../../nbs/evaluation/detection/75_torchscript.ipynb #a9d2bf10
 def torchscript_detector(
     detector: Detector,  # Trained model
 ) -> torch.jit.ScriptModule:  # List of RGB images in [0,1], each (3,h,w) -> list of dicts: boxes (n,4) as left, top,

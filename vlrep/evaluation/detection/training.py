@@ -66,7 +66,7 @@ def recompute_batch_norm(
         for statistic in (m.running_mean, m.running_var):
             statistic.copy_(dist.sum(statistic) / dist.world_size)
 
-
+# %% ../../../nbs/evaluation/detection/50_training.ipynb #d59695d0
 class LastCheckpoint(Checkpointer):
     "Save `last` after each round; at the end recompute the BatchNorm statistics and save the model as `best`"
 
@@ -100,7 +100,7 @@ class LastCheckpoint(Checkpointer):
         state.best_step = state.step
         self.save(best=True)
 
-
+# %% ../../../nbs/evaluation/detection/50_training.ipynb #f3733cb9
 class NoValidation(BaseCallback):
     "Skips validation, because detectors return no loss in evaluation mode; precision is measured at the end"
 
@@ -128,7 +128,6 @@ def detection_learner(
 ) -> BatchLearner:  # For `fit_steps`
     "Build fastai's Learner for a detector, with the callbacks of all training runs"
     dist = current_dist()
-    several = dict(rank=dist.rank, world_size=dist.world_size, device=dist.device) if dist.world_size > 1 else {}
     loader = StatefulLoader(
         TrainingImages(splits['train'], plan.max_side, plan.repeat),
         plan.bs,
@@ -138,7 +137,7 @@ def detection_learner(
         workers=workers,
         collate=ObjectCollator(plan.masks),
         max_corrupt=max_corrupt,
-        **several,
+        **dist.loader_options,
     )
     train = MicroBatchLoader(FixedLengthEpochs(loader, max(1, min(plan.every, plan.steps))), accumulate)
     groups = param_groups(model, [(None, plan.lr, _is_batch_norm)], plan.wd)

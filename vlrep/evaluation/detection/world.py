@@ -62,7 +62,7 @@ def _scene_objects(record, image, category_id):
             ignore=difficult,
         )
 
-
+# %% ../../../nbs/evaluation/detection/05_world.ipynb #51bee6d4
 def world_detection(
     split: str,  # train, valid or test
     options: WorldDetectionOptions = WorldDetectionOptions(),  # Number and size of the scenes

@@ -43,7 +43,7 @@ def answer_scores(
     "Compute the score of each answer"
     return soft_scores(answers)
 
-
+# %% ../../../nbs/evaluation/finetune/30_answers.ipynb #d796b04e
 def entailment_labels(train: TaskDataset, plan: FinetunePlan) -> list:
     "Return the three classes of entailment"
     return list(ENTAILMENT)
@@ -58,7 +58,7 @@ def film_genres(train: TaskDataset, plan: FinetunePlan) -> list:
     "Return the genres of MM-IMDB"
     return [*GENRES_23, *([UNKNOWN] if plan.genres == 24 else [])]
 
-
+# %% ../../../nbs/evaluation/finetune/30_answers.ipynb #58cdcfee
 def label_sets(
     answers: list,  # Labels of an example
     labels: list,  # All labels; `<unk>`, if present, represents all others
@@ -66,7 +66,7 @@ def label_sets(
     "Give each label the score 1"
     return {a if a in labels or UNKNOWN not in labels else UNKNOWN: 1.0 for a in answers}
 
-
+# %% ../../../nbs/evaluation/finetune/30_answers.ipynb #3e04959e
 read_vqa_world, read_vizwiz_world, read_snli_ve_world, read_mm_imdb_world = (
     partial(read_world_task, task) for task in ('vqa', 'vizwiz', 'snli_ve', 'mm_imdb')
 )
@@ -101,7 +101,7 @@ def likely_labels(logits: Tensor, labels: list) -> np.ndarray:  # bool (n,k)
     "Choose the labels with a probability above one half"
     return (logits > 0).cpu().numpy()
 
-
+# %% ../../../nbs/evaluation/finetune/30_answers.ipynb #11101e01
 def commonest_label(
     train: TaskDataset,  # With targets
 ) -> np.ndarray:  # int64 (1,)

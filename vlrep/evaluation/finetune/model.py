@@ -64,7 +64,7 @@ def without_regions(
     )
     return {k: v for k, v in batch.items() if k != 'images' and not k.startswith('region_')} | gone
 
-
+# %% ../../../nbs/evaluation/finetune/40_model.ipynb #292a2b0b
 class SupportsFusion(Protocol):
     """A model that can be fine-tuned: it has `fuse`
 

@@ -117,7 +117,7 @@ class Task:
             raise did_you_mean(f'--plan of --task {self.name}', name, self.plans)
         return self.plans[name or self.source(data).plan]
 
-
+# %% ../../../nbs/evaluation/finetune/10_plan.ipynb #7c7ced2b
 @dataclass(frozen=True, eq=False, repr=False)
 class FinetuneTask(Task):
     "A downstream task on an image and a text; a new one is registered with `TASKS.add(FinetuneTask(...))`"
@@ -137,7 +137,7 @@ class FinetuneTask(Task):
     asks: bool = False  # Is the text a question, so that `answer` applies?
     plans = PLANS
 
-
+# %% ../../../nbs/evaluation/finetune/10_plan.ipynb #a953e9f9
 @dataclass(frozen=True, eq=False, repr=False)
 class TransferTask(Task):
     "A downstream task on images without text, based on the backbone of a run: `TASKS.add(TransferTask(...))`"

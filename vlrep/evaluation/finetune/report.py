@@ -91,7 +91,7 @@ def _numbers(info, res):
         'date': res['date'],
     }
 
-
+# %% ../../../nbs/evaluation/finetune/70_report.ipynb #414b1139
 _DRIFT = (
     'Drift of each attention matrix in full fine-tuning: L1, the mean absolute change of a weight, and the '
     'angle between the weights before and after, divided by π (0: the same direction, 0.5: orthogonal).'
@@ -117,7 +117,7 @@ def _sample_parts(task, samples):
     examples = samples.get('examples', [])
     return {'Examples': cards_html(list(examples)) if examples else ''}
 
-
+# %% ../../../nbs/evaluation/finetune/70_report.ipynb #ac67da2f
 def task_report_html(
     info: dict,  # recipe.json, with `finetune`
     res: dict,  # The line of result.jsonl
@@ -153,7 +153,7 @@ def task_report_html(
         'A pretrained model, fine-tuned on a task.',
     )
 
-
+# %% ../../../nbs/evaluation/finetune/70_report.ipynb #e914806a
 def write_task_report(
     run: FilePath,  # A fine-tuned run with a result
 ) -> Path:  # report.html in that folder

@@ -73,7 +73,7 @@ def _rows(task, examples, decisions, *, constant, who, question, seed):
         for m, (value, low, high) in got.items()
     ]
 
-
+# %% ../../../nbs/evaluation/finetune/60_results.ipynb #e24be1dc
 def task_draws(
     task: FinetuneTask,  # Provides the metrics
     examples: TaskDataset,  # With targets

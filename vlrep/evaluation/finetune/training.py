@@ -214,7 +214,7 @@ class BestScore(Checkpointer):
             self.log(f'no improvement in {self.since} evaluations: training stops early')
             raise CancelFitException()
 
-
+# %% ../../../nbs/evaluation/finetune/50_training.ipynb #e21bed18
 class KeptBest:
     "Keeps the best weights in memory, without a run folder"
 
@@ -305,18 +305,15 @@ def finetune_learner(
     size: int = None,  # Side of the views in pixels; by default the images'
     folder: 'Run' = None,  # For checkpoints; `KeptBest` by default
     seed: int = 0,  # Seed of order and dropout
-    precision: str = 'auto',  # As for `MixedPrecision`
-    accumulate: int = 1,  # Number of micro-batches per step
     workers: int = 0,  # Processes that read images ahead
     save_every: int = 0,  # Steps between checkpoints within a round
     max_corrupt: int | float | str = None,  # How many training images may be unreadable
-    cbs: list | tuple = (),  # Additional callbacks
     log: Callable = print,  # Called with messages about the progress
+    **options,  # `precision`, `accumulate` and `cbs` of `task_learner`
 ) -> BatchLearner:  # For `fit_task`; `learn.save_run.history` has step, loss and score of each evaluation
     "Build fastai's Learner for a task, with the callbacks of all training runs"
     view = EvalTransform(size or splits['train'].size, whole=True)  # a question is about the whole image
     dist = current_dist()
-    several = dict(rank=dist.rank, world_size=dist.world_size, device=dist.device) if dist.world_size > 1 else {}
     dls = loaders(
         splits['train'],
         splits['valid'],
@@ -329,7 +326,7 @@ def finetune_learner(
         collate=collate,
         workers=workers,
         max_corrupt=max_corrupt,
-        **several,
+        **dist.loader_options,
     )
     groups = param_groups(model, [(None, plan.lr, norm_or_bias)], plan.wd)
     opt = torch.optim.AdamW(groups, plan.lr, (0.9, 0.999), 1e-8, fused=torch.cuda.is_available() or None)
@@ -348,9 +345,7 @@ def finetune_learner(
         every=min(plan.every, plan.steps),
         schedule=partial(_warmup_then_decay, total=plan.decay_steps or plan.steps, warmup=plan.warmup),
         seed=seed,
-        precision=precision,
-        accumulate=accumulate,
-        cbs=cbs,
+        **options,
     )
 
 # %% ../../../nbs/evaluation/finetune/50_training.ipynb #964018e6

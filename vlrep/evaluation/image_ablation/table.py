@@ -72,7 +72,7 @@ def fraction_in_box(
 
     return area(low, high) / area(regions[..., :2], regions[..., 2:]).clamp(min=1e-9)
 
-
+# %% ../../../nbs/evaluation/image_ablation/10_table.ipynb #5c0a1a12
 def keep_regions(
     regions: dict,  # `region_feats`, `region_boxes` (b,n,...), perhaps `region_probs`, and `region_counts` (b,)
     keep: Tensor,  # Mask of the regions to keep (b,n) bool
@@ -82,7 +82,7 @@ def keep_regions(
     row = torch.arange(len(keep), device=keep.device)[:, None]
     return {k: keep.sum(1) if k == 'region_counts' else v[row, order] for k, v in regions.items()}
 
-
+# %% ../../../nbs/evaluation/image_ablation/10_table.ipynb #2e02704d
 def _ways(regions, box, first):
     """Return a dict from ablations to masks of kept regions, and a mask of the images with enough other regions
 
@@ -187,7 +187,7 @@ def evaluate_image_ablation(
     reader = RegionReader(r.regions, r.region_files or None, r.max_regions)
     return image_ablation_table(context.model, dataset, reader, seed=context.seed, keep=context.draws)
 
-
+# %% ../../../nbs/evaluation/image_ablation/10_table.ipynb #d5b6b5f4
 def image_use(
     rows: list,  # From `image_ablation_table`
 ) -> str:
@@ -200,7 +200,7 @@ def image_use(
         return f'the image misleads: without it, accuracy on masked names is higher ({of})'
     return f'this does not show that the image is used: with all regions minus with none, {of}'
 
-
+# %% ../../../nbs/evaluation/image_ablation/10_table.ipynb #d41847d2
 def measure_image_ablation(
     context: EvaluationContext,  # Right after training
 ) -> tuple:  # Numbers: `image_ablation`; no samples

@@ -70,7 +70,7 @@ def _hits(scores, answers):
     rank = (~(scores < scores.gather(1, answers[:, None]))).sum(1) - 1  # ties rank before the answer
     return torch.stack([rank < 1, rank < 5], 1).double().cpu().numpy()
 
-
+# %% ../../../nbs/evaluation/masked_words/10_table.ipynb #84876493
 @torch.no_grad()
 def _asked(m, dataset, samples, seed):
     "Return a dict from rows of the table to the hits of every sample (n,2)"

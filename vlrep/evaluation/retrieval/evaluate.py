@@ -46,14 +46,14 @@ def _retrieve(context, dataset, protocol='all'):
     )
     return dataset, texts, vectors, image_of, rows
 
-
+# %% ../../../nbs/evaluation/retrieval/40_evaluate.ipynb #c865ec7c
 def _log_duplicates(d, log, where):
     log(
         f'{where}: {d["captions"]:,} captions ({100 * d["share"]:.1f} %) belong to several images, word for word; '
         f'{d["pairs"]:.2f} equal pairs in a batch of {d["bs"]} on average'
     )
 
-
+# %% ../../../nbs/evaluation/retrieval/40_evaluate.ipynb #fda54d77
 def evaluate_retrieval(
     context: EvaluationContext,  # A model with `embed_image` and `embed_text`
     data: str = None,  # One of `DATASETS`; by default the run's
@@ -134,7 +134,7 @@ def _words(rows, twice):
         f'{med}. {same[0].upper()}{same[1:]}.'
     )
 
-
+# %% ../../../nbs/evaluation/retrieval/40_evaluate.ipynb #cbd56a14
 def show_retrieval(
     context: EvaluationContext,  # Right after training
     samples: list,  # From `measure_retrieval`

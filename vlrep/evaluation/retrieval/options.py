@@ -6,19 +6,12 @@
 __all__ = []
 
 # %% ../../../nbs/evaluation/retrieval/05_options.ipynb #07c80a8f
-import vlrep.evaluation.options  # noqa: F401, so that these are listed after them
 from ...core.fields import Between
-from ...datasets.base import DATASETS, SPLIT_SOURCES
 from ..base import EVALUATIONS, Evaluation, Option
+from ..options import HELD_OUT_DATA, PROBE_EPOCHS, PUBLISHED_SPLIT
 
 # %% ../../../nbs/evaluation/retrieval/05_options.ipynb #71c6bd75
 _here = 'vlrep.evaluation.retrieval.'
-_data = Option(
-    None,
-    'for captions, retrieval, vsepp and tagging: a dataset (default: what the run was trained on)',
-    registry=DATASETS,
-)
-_split = Option('auto', 'which split to follow, where data comes with several', SPLIT_SOURCES)
 _protocol = Option(
     'all',
     'for retrieval and vsepp: the images that are ranked against each other: all, the first 1000 '
@@ -35,7 +28,7 @@ EVALUATIONS.add(
         'retrieval',
         'which caption belongs to an image, which image to a caption: R@1, R@5, R@10',
         _here + 'evaluate:evaluate_retrieval',
-        dict(data=_data, protocol=_protocol, split=_split),
+        dict(data=HELD_OUT_DATA, protocol=_protocol, split=PUBLISHED_SPLIT),
         uses_root=True,
         needs=frozenset({'embed_image', 'embed_text'}),
         measure=_here + 'evaluate:measure_retrieval',
@@ -49,10 +42,10 @@ EVALUATIONS.add(
         'retrieval by a text encoder that is trained on the frozen backbone (VSE++)',
         _here + 'vsepp:evaluate_vsepp',
         dict(
-            data=_data,
+            data=HELD_OUT_DATA,
             protocol=_protocol,
-            split=_split,
-            epochs=Option(30, 'for vsepp and tagging: passes over the training data', bounds=Between(1, 10_000)),
+            split=PUBLISHED_SPLIT,
+            epochs=PROBE_EPOCHS,
             joint=Option(1024, 'for vsepp: width of the joint space', bounds=Between(1, 16_384)),
         ),
         uses_root=True,

@@ -20,7 +20,7 @@ def _nearest(query, items, right, k):
     top = s.topk(min(k, len(s)))
     return [[int(j), round(float(c), 4), int(j) in right] for c, j in zip(*top)]
 
-
+# %% ../../../nbs/evaluation/retrieval/30_pictures.ipynb #1941c877
 def retrieval_samples(
     images: Tensor,  # Vectors of length 1 of the images (n,d)
     captions: Tensor,  # Vectors of length 1 of the captions (m,d)
@@ -81,7 +81,7 @@ def nearest_captions(
     fig.tight_layout(pad=0.4)
     return fig
 
-
+# %% ../../../nbs/evaluation/retrieval/30_pictures.ipynb #2be27d0a
 def nearest_images(
     samples: dict,  # From `retrieval_samples`
     texts: list,  # All captions

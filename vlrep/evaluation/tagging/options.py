@@ -6,10 +6,9 @@
 __all__ = []
 
 # %% ../../../nbs/evaluation/tagging/10_options.ipynb #d2f75459
-import vlrep.evaluation.options  # noqa: F401, so that these are listed after them
 from ...core.fields import Between
-from ...datasets.base import DATASETS, SPLIT_SOURCES
 from ..base import EVALUATIONS, Evaluation, Option
+from ..options import HELD_OUT_DATA, PROBE_EPOCHS, PUBLISHED_SPLIT
 
 # %% ../../../nbs/evaluation/tagging/10_options.ipynb #f9cf0bf1
 EVALUATIONS.add(
@@ -18,19 +17,15 @@ EVALUATIONS.add(
         'which tags an image has, by a network on frozen features: mIOU@k (MCT)',
         'vlrep.evaluation.tagging.tagging:evaluate_tagging',
         dict(
-            data=Option(
-                None,
-                'for captions, retrieval, vsepp and tagging: a dataset (default: what the run was trained on)',
-                registry=DATASETS,
-            ),
-            split=Option('auto', 'which split to follow, where data comes with several', SPLIT_SOURCES),
+            data=HELD_OUT_DATA,
+            split=PUBLISHED_SPLIT,
             tags=Option(
                 18157,
                 'for tagging: number of the most frequent tags, or words of captions, to learn',
                 bounds=Between(1, 10_000_000),
             ),
             k=Option(5, 'for tagging: number of tags to predict for each image', bounds=Between(1, 10_000)),
-            epochs=Option(30, 'for vsepp and tagging: passes over the training data', bounds=Between(1, 10_000)),
+            epochs=PROBE_EPOCHS,
         ),
         uses_root=True,
         scores=('tags', 'words of captions'),

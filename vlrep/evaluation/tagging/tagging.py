@@ -59,7 +59,7 @@ def tag_lists(
 
     return [of(i) for i in range(len(dataset))]
 
-
+# %% ../../../nbs/evaluation/tagging/20_tagging.ipynb #2b0eabbb
 def tag_vocabulary(
     lists: list,  # Tags of each image
     size: int = 18157,  # Maximum size (MCT sec. 4)
@@ -68,7 +68,7 @@ def tag_vocabulary(
     n = Counter(t for l in lists for t in l)
     return {t: j for j, t in enumerate(sorted(n, key=lambda t: (-n[t], t))[:size])}
 
-
+# %% ../../../nbs/evaluation/tagging/20_tagging.ipynb #20f4cb1b
 def tag_matrix(
     lists: list,  # Tags of each image
     vocabulary: dict,  # From `tag_vocabulary`
@@ -89,7 +89,7 @@ def pmi(
     value = np.log(both.data.astype(np.float64) * n / (alone[both.row] * alone[both.col]))
     return csr_matrix((np.maximum(value, 0).astype(np.float32), (both.row, both.col)), both.shape)
 
-
+# %% ../../../nbs/evaluation/tagging/20_tagging.ipynb #b75a10ee
 def tag_vectors(
     has: csr_matrix,  # Which image has which tag (n,t)
     dim: int = 4096,  # Width (MCT sec. 4); at most the number of tags

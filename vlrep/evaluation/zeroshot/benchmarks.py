@@ -91,7 +91,7 @@ def _rows(path, width=None):
         raise ValueError(f'{path}: is empty')
     return out
 
-
+# %% ../../../nbs/evaluation/zeroshot/20_benchmarks.ipynb #db0969ca
 def _number(word, top):
     "Read a word as a number from 1 to `top`; None if it is not one"
     return int(word) if word.isascii() and word.isdecimal() and 1 <= int(word) <= top else None
@@ -105,7 +105,7 @@ def _by_number(path):
             raise ValueError(f'{path}, line {i}: begins with {number}, expected {n}')
     return [name for _, (_, name) in rows]
 
-
+# %% ../../../nbs/evaluation/zeroshot/20_benchmarks.ipynb #2ae8ca3d
 def _matrix(path, height):
     "Read a matrix with a line for each class"
     rows = _rows(path)
@@ -120,7 +120,7 @@ def _matrix(path, height):
             raise ValueError(f'{path}, line {i}: {e}') from None
     return out
 
-
+# %% ../../../nbs/evaluation/zeroshot/20_benchmarks.ipynb #b064e4b1
 def _class_mask(path, classes):
     "Mark the classes that a list names (k,) bool"
     at = {c: j for j, c in enumerate(classes)}
@@ -151,7 +151,7 @@ def _published_split(root, names, max_corrupt):
         out[[row[files[i - 1]] for i in at if files[i - 1] in row]] = part
     return out
 
-
+# %% ../../../nbs/evaluation/zeroshot/20_benchmarks.ipynb #1b7d3a95
 def _matlab(path, names):
     "Read some variables of a MATLAB file; a `ValueError` if it is missing, damaged or lacks a variable"
     try:
@@ -162,7 +162,7 @@ def _matlab(path, names):
         raise ValueError(f'{path}: has no {some_of(lost)}; expected the file of the archive xlsa17')
     return got
 
-
+# %% ../../../nbs/evaluation/zeroshot/20_benchmarks.ipynb #090131af
 def read_cub(
     root: FilePath = 'CUB_200_2011',  # Folder with images, attributes, the lists and testclasses.txt
     size: int = 256,  # Images are fitted into squares of this side
@@ -276,7 +276,7 @@ _PARTS = {
     }.items()
 }
 
-
+# %% ../../../nbs/evaluation/zeroshot/20_benchmarks.ipynb #cbd1d379
 def world_attributes() -> tuple:  # Names (d), and a vector of length 1 for each of `CATEGORIES` (30,d) float32
     "List the attributes of the world's categories"
     groups = dict.fromkeys(GROUPS.values())
@@ -284,7 +284,7 @@ def world_attributes() -> tuple:  # Names (d), and a vector of length 1 for each
     has = [[GROUPS[c] == g for g in groups] + [c in cs for cs in _PARTS.values()] for c in CATEGORIES]
     return names, unit_rows(has, 'the world')
 
-
+# %% ../../../nbs/evaluation/zeroshot/20_benchmarks.ipynb #9ca9febf
 def world_zeroshot(
     n: int = 1500,  # Number of scenes; about three quarters of them show a single category and are used
     size: int = 48,  # Side of the images in pixels
