@@ -119,8 +119,8 @@ class DualEncoder(BagOfWordsHead, nn.Module):
         self,
         batch: dict,  # `images`, `tokens` and `lengths`, and as for `keys_of`
     ) -> dict:  # For each loss `LOSS_pos` (b,) and `LOSS_neg` (b,n); `ignore_image`, `ignore_text`, with tags `same`
-        # (b,n) bool; `has_text`, with tags `tagged` (b,) bool; `key_KIND` (b,d); `id`, `key_tags`; in training the output
-        # of `predict_words` if there is a word head
+        # (b,n) bool; `has_text`, with tags `tagged` (b,) bool; `key_KIND` (b,d); `id`, `key_tags`; in training the
+        # output of `predict_words` if there is a word head
         "Compute the similarities of queries with their keys and with the keys of the queue"
         queue = self.held_out[0] if self.held_out and not self.training else self.queue
         keys, ids, key_tags = self.keys_of(batch)
