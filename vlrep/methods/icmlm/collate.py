@@ -122,8 +122,8 @@ class TripletCollator:
         "Collate a triplet of each image, and the tags of the image"
         rows = np.asarray(rows)
         all_of = self.triplets(source)
-        chances = hashed_uniform(rows, seed, 'triplet', when)
-        j, which, weight = all_of.draw(rows, chances, self.recipe.sampling)
+        draws = hashed_uniform(rows, seed, 'triplet', when)
+        j, which, weight = all_of.draw(rows, draws, self.recipe.sampling)
         chosen = zip(j.tolist(), which.tolist(), flip.tolist())
         masked = [self._masked(all_of, *one) for one in chosen]
         tokens, lengths = pad_tokens([ids for ids, _, _ in masked], self.tokenizer.pad)
