@@ -46,7 +46,7 @@ def _asked(dataset):
             raise ValueError(f'{dataset.name}: image {dataset.ids[i]} has no questions, or one without answers')
     return TextBuffer([f'{q["question"]}{MARK}{a}' for q in qs for a in q['answers']] for qs in found)
 
-
+# %% ../../nbs/methods/06_fusion_collate.ipynb #b93806d6
 def read_generated_captions(
     path: FilePath,  # A JSONL file of captions
 ) -> dict:  # Image id -> captions
@@ -56,8 +56,8 @@ def read_generated_captions(
     if not path.is_file():
         raise ValueError(f'{path}: no such file of captions')
     for n, got in json_lines(path):
-        said_by = [got.get(k) for k in ('image', 'caption')] if isinstance(got, dict) else [None]
-        if not all(isinstance(t, str) and t.strip() for t in said_by):
+        values = [got.get('image'), got.get('caption')] if isinstance(got, dict) else [None]
+        if not all(isinstance(t, str) and t.strip() for t in values):
             raise ValueError(f'{path}, line {n}: expected {{"image": id, "caption": text}}')
         captions.setdefault(got['image'], []).append(got['caption'])
     if not captions:
@@ -84,7 +84,7 @@ def _caption_key(run, dataset):
     hash_images(h, dataset)
     return h.hexdigest()[:24]
 
-
+# %% ../../nbs/methods/06_fusion_collate.ipynb #c859bd5b
 def _caption_all(run, dataset, log=print):
     "Generate captions of images with a run's model, or take them from the cache"
 
@@ -98,7 +98,7 @@ def _caption_all(run, dataset, log=print):
     folder = cached_folder(cache_dir('captions') / _caption_key(run, dataset), 'the captions', write, log)
     return read_json(folder / 'captions.json')
 
-
+# %% ../../nbs/methods/06_fusion_collate.ipynb #24862a71
 def generate_captions(
     run: FilePath,  # The folder of a run whose model can caption
     dataset: ImageTextDataset,  # Images
@@ -129,7 +129,7 @@ def _written(recipe, dataset):
         )
     return TextBuffer(captions[str(i)] for i in dataset.ids)
 
-
+# %% ../../nbs/methods/06_fusion_collate.ipynb #c856dbff
 def source_texts(
     recipe: FusionInput,  # With `source`
     dataset: ImageTextDataset,  # Images with the annotations that the source reads
@@ -153,14 +153,15 @@ def corpus(
     texts = source_texts(recipe, dataset)
     out = []
     for i, r in enumerate(dataset):
-        question_texts = [t for q in r.questions or [] for t in (q['question'], *dict.fromkeys(q['answers']))]
         own = [t for pair in texts[i] for t in pair.split(MARK)]
-        out.append(
-            list(dict.fromkeys([*own, *(r.captions or []), *question_texts, *(s['text'] for s in r.statements or [])]))
-        )
+        found = [*own, *(r.captions or [])]
+        for q in r.questions or []:
+            found += [q['question'], *q['answers']]
+        found += [s['text'] for s in r.statements or []]
+        out.append(list(dict.fromkeys(found)))  # each text once
     return dataset.with_captions(TextBuffer(out))
 
-
+# %% ../../nbs/methods/06_fusion_collate.ipynb #0950d3f2
 def auxiliary_images(
     recipe: FusionInput,  # With `aux_scenes`
     train: ImageTextDataset,  # The training set
@@ -171,7 +172,7 @@ def auxiliary_images(
 
     return world('train', n, size=recipe.size, with_=['questions', 'statements']) if n else train
 
-
+# %% ../../nbs/methods/06_fusion_collate.ipynb #1c085e1d
 def auxiliary_corpus(
     recipe: FusionInput,  # With `source` and `aux_scenes`
     train: ImageTextDataset,  # The training set
@@ -181,16 +182,14 @@ def auxiliary_corpus(
         recipe = replace(recipe, source='captions', generated='')
     return corpus(recipe, auxiliary_images(recipe, train))
 
-
+# %% ../../nbs/methods/06_fusion_collate.ipynb #023e940f
 def fusion_tokenizer(
     recipe: FusionInput,  # With `bert` and `vocab`
     train: ImageTextDataset,  # The training set
 ) -> 'Tokenizer':
     "Return BERT's tokenizer, or for a small BERT a tokenizer trained on all texts of the dataset"
-    small = recipe.bert == 'small'
-    return bert_tokenizer(
-        recipe.bert, auxiliary_corpus(recipe, train) if small else None, recipe.vocab, recipe.normalise
-    )
+    texts = auxiliary_corpus(recipe, train) if recipe.bert == 'small' else None
+    return bert_tokenizer(recipe.bert, texts, recipe.vocab, recipe.normalise)
 
 # %% ../../nbs/methods/06_fusion_collate.ipynb #bbe53a74
 class FusionCollator(CaptionCollator):
@@ -238,38 +237,6 @@ class FusionCollator(CaptionCollator):
         "Measure each row's text in bytes, as `CaptionCollator.lengths` does"
         return super().lengths(self.with_captions(source), *args)
 
-    def pairs(self, source: ImageTextDataset, rows: np.ndarray, when: int | str, seed: int, flip: np.ndarray) -> tuple:
-        "Return the first texts, and the second texts or None"
-        dataset = self.with_captions(source)
-        first, _, second = zip(*(t.partition(MARK) for t in self.texts(dataset, rows, when, seed, flip)))
-        second = [b if m else None for b, m in zip(second, _)]
-        if not self.recipe.two_sentence:
-            return first, second
-        other = (hashed_uniform(rows, seed, 'second image', when) * len(source)).astype(np.int64)
-        more = self.texts(dataset, other, when, seed, flip)
-        drawn = hashed_uniform(rows, seed, 'second sentence', when) < self.recipe.two_sentence
-        return first, [t if d else s for t, d, s in zip(more, drawn, second)]
-
-    def use_cache(
-        self,
-        source: ImageTextDataset,  # Images
-        cache: RegionCache,  # Their regions
-    ) -> None:
-        "Take the regions of a dataset from a cache from now on"
-        self._cached = [(s, c) for s, c in self._cached if s is not source] + [(source, cache)]
-
-    def regions(
-        self,
-        source: ImageTextDataset,  # Images
-        rows: np.ndarray,  # Their indices (b,)
-        flip: np.ndarray,  # Which are mirrored (b,) bool
-    ) -> dict:  # As from `RegionReader`
-        "Return the regions of some images, or what the model needs to compute them"
-        for known, cache in self._cached:
-            if known is source:
-                return cache(rows, flip)
-        return self.reader.mirror(self.reader(source, rows), torch.as_tensor(flip))
-
     def __call__(
         self,
         source: ImageTextDataset,  # Images with texts
@@ -285,6 +252,53 @@ class FusionCollator(CaptionCollator):
         del out['cut']
         salt = torch.from_numpy((hashed_uniform(rows, seed, 'mask', when) * 2**52).astype(np.int64))
         return {**out, 'salt': salt, **self.regions(source, rows, flip)}
+
+# %% ../../nbs/methods/06_fusion_collate.ipynb #01135bae
+@patch
+def pairs(
+    self: FusionCollator,
+    source: ImageTextDataset,  # Images with texts
+    rows: np.ndarray,  # Their indices (b,)
+    when: int | str,  # Number of the epoch, or 'valid'
+    seed: int,  # Seed of the run
+    flip: np.ndarray,  # Which are mirrored (b,) bool
+) -> tuple:
+    "Return the first texts, and the second texts or None"
+    dataset = self.with_captions(source)
+    texts = self.texts(dataset, rows, when, seed, flip)
+    first, marks, second = zip(*[text.partition(MARK) for text in texts])
+    second = [text if mark else None for text, mark in zip(second, marks)]
+    if not self.recipe.two_sentence:
+        return first, second
+    other = (hashed_uniform(rows, seed, 'second image', when) * len(source)).astype(np.int64)
+    more = self.texts(dataset, other, when, seed, flip)
+    drawn = hashed_uniform(rows, seed, 'second sentence', when) < self.recipe.two_sentence
+    return first, [new if chosen else old for new, chosen, old in zip(more, drawn, second)]
+
+# %% ../../nbs/methods/06_fusion_collate.ipynb #36d43087
+@patch
+def regions(
+    self: FusionCollator,
+    source: ImageTextDataset,  # Images
+    rows: np.ndarray,  # Their indices (b,)
+    flip: np.ndarray,  # Which are mirrored (b,) bool
+) -> dict:  # As from `RegionReader`
+    "Return the regions of some images, or what the model needs to compute them"
+    for known, cache in self._cached:
+        if known is source:
+            return cache(rows, flip)
+    return self.reader.mirror(self.reader(source, rows), torch.as_tensor(flip))
+
+# %% ../../nbs/methods/06_fusion_collate.ipynb #7528965c
+@patch
+def use_cache(
+    self: FusionCollator,
+    source: ImageTextDataset,  # Images
+    cache: RegionCache,  # Their regions
+) -> None:
+    "Take the regions of a dataset from a cache from now on"
+    others = [(s, c) for s, c in self._cached if s is not source]
+    self._cached = [*others, (source, cache)]
 
 # %% ../../nbs/methods/06_fusion_collate.ipynb #1f37ea6c
 @patch
@@ -307,7 +321,7 @@ def check_region_store(
             f'add --set region_width={store.width}, or 0 for any',
         )
 
-
+# %% ../../nbs/methods/06_fusion_collate.ipynb #9357eef2
 def _digest(texts):
     "Compute a digest of 12 hexadecimal digits of a `TextBuffer`"
     h = hashlib.sha256()

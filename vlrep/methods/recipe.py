@@ -72,7 +72,7 @@ class ViewFields:
     jitter_p: UnitInterval = 0.8  # Probability that the colours are changed
     flip_p: UnitInterval = 0.5  # Probability that an image is mirrored, with left and right swapped in its texts
 
-
+# %% ../../nbs/methods/00_recipe.ipynb #e403b040
 @dataclass(frozen=True, kw_only=True)
 class BackboneFields:
     "A ResNet trained with SGD, with the values that the papers have in common"
@@ -84,7 +84,7 @@ class BackboneFields:
     wd: Decay = 1e-4  # Weight decay
     clip: GradientNorm = 0.0  # Largest norm of the gradient; 0 for none
 
-
+# %% ../../nbs/methods/00_recipe.ipynb #f6b185f5
 @dataclass(frozen=True, kw_only=True)
 class MethodRecipe(ViewFields):
     """Options that all methods share, off by default, and checks that involve several fields of a recipe
@@ -201,7 +201,8 @@ class PairRecipe(BackboneFields, TextRecipe):
     def problems(self) -> 'Iterator[str]':
         "Reject batches of a single pair, which has no negatives"
         yield from MethodRecipe.problems(self)
-        yield 'bs=1: a single pair has no negatives' if self.compares and self.bs < 2 else None
+        if self.compares and self.bs < 2:
+            yield 'bs=1: a single pair has no negatives'
 
     def check_parts(self, micro_batches: int) -> None:
         "Raise a `ValueError` if a part has no negatives"
@@ -211,7 +212,7 @@ class PairRecipe(BackboneFields, TextRecipe):
                 f'--accumulate {micro_batches}: parts of {self.bs // micro_batches} pairs have no negatives'
             )
 
-
+# %% ../../nbs/methods/00_recipe.ipynb #fd073e15
 def check_negatives(
     recipe: PairRecipe,  # Recipe of the run
     splits: dict,  # Datasets `train`, and `valid`, which the checkpoint is chosen by
@@ -243,7 +244,7 @@ SMALL_TEXT = dict(
 _at64 = dict(size=64, vocab=2000, steps=750, warmup=75)
 _r18 = dict(visual_depth=18, visual_width=64, steps=500, warmup=50, cnn_lr=0.2)
 
-
+# %% ../../nbs/methods/00_recipe.ipynb #fc677116
 def photo_recipes(
     like: MethodRecipe,  # A recipe with the small ResNet
     name: str = 'flickr8k',  # Their names are `name` and `name_small`

@@ -32,7 +32,7 @@ def pretokenized_dataset(
         TextBuffer([separate_punctuation(t, how) for t in texts[i]] for i in range(len(dataset)))
     )
 
-
+# %% ../../../nbs/methods/icmlm/20_collate.ipynb #3986b058
 def triplet_tokenizer(
     recipe: ICMLMRecipe,  # With `bert` and `vocab`
     train: ImageTextDataset,  # With captions
@@ -101,40 +101,73 @@ class TripletCollator:
             at += n
         return out
 
-    def fit(self, train: ImageTextDataset) -> None:
-        "Find the concepts of a training set; a `ValueError` if none can be masked"
-        vocabulary = recipe_words(self.recipe, train, self.how).vocabulary
-        whole = [w for w in vocabulary if self._whole(w)]
-        self.split = [w for w in vocabulary if not self._whole(w)]
-        if not whole:
-            r = self.recipe
-            cure = f'raise vocab={r.vocab}' if r.bert == 'small' else f'choose a BERT other than bert={r.bert}'
-            raise ValueError(
-                f'{train.name}: the vocabulary splits or lacks all {len(vocabulary)} concepts, such as '
-                f'{vocabulary[0]!r}: none can be masked; {cure}'
-            )
-        self.concepts = ConceptSet(whole, self.how, self.sides)
-
     def usable(self, source: ImageTextDataset) -> np.ndarray:
         "Mark the captions that are read, over all images (m,) bool"
         r = self.recipe
         pieces = None if r.length_unit == 'words' else lambda t: len(self.ids(t))
         return usable_captions(source.captions, r.min_tokens, r.max_tokens, pieces, how=self.how)
 
-    def _targets(self, train):
-        "Make the targets of each image: the concepts of the captions that are read"
-
-        def find(source):
-            ok = self.usable(source)
-            rows = source.captions.rows
-            read = [[t for t, o in zip(source.captions[i], ok[rows[i] : rows[i + 1]]) if o] for i in range(len(source))]
-            return [[(k, 1.0) for k in self.concepts.of(ts)] for ts in read]
-
-        return ConceptTargets(self.concepts.vocabulary, find, self.concepts.mirror)
-
     def check(self, source: ImageTextDataset) -> None:
         "Count the triplets; a `ValueError` as for `triplets`"
         self.triplets(source)
+
+    def __call__(
+        self,
+        source: ImageTextDataset,  # Images with captions
+        rows: np.ndarray,  # Their indices (b,)
+        when: int | str,  # Number of the epoch, or 'valid'
+        seed: int,  # Seed of the run
+        flip: np.ndarray,  # Which are mirrored (b,) bool
+    ) -> dict:
+        "Collate a triplet of each image, and the tags of the image"
+        rows = np.asarray(rows)
+        all_of = self.triplets(source)
+        draws = hashed_uniform(rows, seed, 'triplet', when)
+        j, which, weight = all_of.draw(rows, draws, self.recipe.sampling)
+        chosen = zip(j.tolist(), which.tolist(), flip.tolist())
+        masked = [self._masked(all_of, *one) for one in chosen]
+        tokens, lengths = pad_tokens([ids for ids, _, _ in masked], self.tokenizer.pad)
+        place = torch.tensor([at for _, at, _ in masked])
+        answer = torch.tensor([token for _, _, token in masked])
+        weight = torch.from_numpy(weight).float().masked_fill(place == 0, 0.0)
+        concepts = torch.from_numpy(self.tags.rows(source, rows, flip))
+        return dict(tokens=tokens, lengths=lengths, place=place, answer=answer, weight=weight, concepts=concepts)
+
+# %% ../../../nbs/methods/icmlm/20_collate.ipynb #d3bdc93b
+@patch
+def fit(
+    self: TripletCollator,
+    train: ImageTextDataset,  # The training set
+) -> None:
+    "Find the concepts of a training set; a `ValueError` if none can be masked"
+    vocabulary = recipe_words(self.recipe, train, self.how).vocabulary
+    whole = [w for w in vocabulary if self._whole(w)]
+    self.split = [w for w in vocabulary if not self._whole(w)]
+    if not whole:
+        r = self.recipe
+        cure = f'raise vocab={r.vocab}' if r.bert == 'small' else f'choose a BERT other than bert={r.bert}'
+        raise ValueError(
+            f'{train.name}: the vocabulary splits or lacks all {len(vocabulary)} concepts, such as '
+            f'{vocabulary[0]!r}: none can be masked; {cure}'
+        )
+    self.concepts = ConceptSet(whole, self.how, self.sides)
+
+# %% ../../../nbs/methods/icmlm/20_collate.ipynb #1c884932
+@patch
+def _targets(self: TripletCollator, train):
+    "Make the targets of each image: the concepts of the captions that are read"
+
+    def find(source):
+        usable = self.usable(source)
+        rows = source.captions.rows
+        found = []
+        for i in range(len(source)):
+            allowed = usable[rows[i] : rows[i + 1]]
+            texts = [text for text, ok in zip(source.captions[i], allowed) if ok]
+            found.append([(k, 1.0) for k in self.concepts.of(texts)])
+        return found
+
+    return ConceptTargets(self.concepts.vocabulary, find, self.concepts.mirror)
 
 # %% ../../../nbs/methods/icmlm/20_collate.ipynb #a864175d
 @patch
@@ -169,7 +202,9 @@ def _masked(self: TripletCollator, triplets, j, which, flip):
     places = self.places(text) if j >= 0 else []
     if flip:
         other = self.ids(swap_left_right(separate_punctuation(text, self.how), pairs=self.sides))
-        ids, places = other, places if len(other) == len(ids) else []  # a swapped word may have more tokens
+        if len(other) != len(ids):  # a swapped word may have more tokens
+            places = []
+        ids = other
     ids = [self.tokenizer.sos, *ids[: self.max_len - 2], self.tokenizer.eos]
     if not places:
         return ids, 0, self.tokenizer.mask
@@ -177,27 +212,6 @@ def _masked(self: TripletCollator, triplets, j, which, flip):
     answer = ids[at]
     ids[at] = self.tokenizer.mask
     return ids, at, answer
-
-
-@patch
-def __call__(
-    self: TripletCollator,
-    source: ImageTextDataset,  # Images with captions
-    rows: np.ndarray,  # Their indices (b,)
-    when: int | str,  # Number of the epoch, or 'valid'
-    seed: int,  # Seed of the run
-    flip: np.ndarray,  # Which are mirrored (b,) bool
-) -> dict:
-    "Collate a triplet of each image, and the tags of the image"
-    rows = np.asarray(rows)
-    all_of = self.triplets(source)
-    j, which, weight = all_of.draw(rows, hashed_uniform(rows, seed, 'triplet', when), self.recipe.sampling)
-    got = [self._masked(all_of, *o) for o in zip(j.tolist(), which.tolist(), flip.tolist())]
-    tokens, lengths = pad_tokens([ids for ids, _, _ in got], self.tokenizer.pad)
-    place, answer = (torch.tensor([g[k] for g in got]) for k in (1, 2))
-    weight = torch.from_numpy(weight).float().masked_fill(place == 0, 0.0)
-    concepts = torch.from_numpy(self.tags.rows(source, rows, flip))
-    return dict(tokens=tokens, lengths=lengths, place=place, answer=answer, weight=weight, concepts=concepts)
 
 # %% ../../../nbs/methods/icmlm/20_collate.ipynb #1424ce47
 def check_triplets(
@@ -226,6 +240,6 @@ def check_triplets(
             f'{len(collate.split):,} concepts are not one token of the vocabulary and cannot be masked: {some}'
         )
     none = int((have == 0).sum())
-    return lines + (
-        [f'{none:,} of {len(have):,} images have no triplet and do not contribute to the loss'] if none else []
-    )
+    if none:
+        lines.append(f'{none:,} of {len(have):,} images have no triplet and do not contribute to the loss')
+    return lines

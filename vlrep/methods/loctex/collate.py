@@ -53,7 +53,8 @@ def needed_points(
         return np.zeros(len(t), bool)
     apart = 2 * max(np.abs(span[real]).max(), np.abs(t).max()) + 1.0
     far = apart * np.arange(len(span))
-    a, b = ((span[..., k].astype(np.float64) + far[:, None])[real] for k in (0, 1))
+    a = (span[..., 0].astype(np.float64) + far[:, None])[real]
+    b = (span[..., 1].astype(np.float64) + far[:, None])[real]
     order = np.argsort(a, kind='stable')
     a = a[order]
     latest = np.maximum.accumulate(b[order])
@@ -72,12 +73,13 @@ def pointing(
     out = dict(trace=[], times=[], points=[])
     for i in range(0, len(narratives.at), chunk):
         at = narratives.at[i : i + chunk]
-        (words, w), (t, n), (xy, _) = (narratives.cols[k].take(at) for k in ('words', 't', 'xy'))
+        words, w = narratives.cols['words'].take(at)
+        t, n = narratives.cols['t'].take(at)
+        xy, _ = narratives.cols['xy'].take(at)
         real = np.arange(max(1, w.max(initial=0))) < w[:, None]
         span = np.tile(np.float32([0, -1]), (*real.shape, 1))
-        span[real] = np.where(
-            (words[:, 1] >= words[:, 0])[:, None], words + np.float32([-time_pad, time_pad]), np.float32([0, -1])
-        )
+        spoken = (words[:, 1] >= words[:, 0])[:, None]
+        span[real] = np.where(spoken, words + np.float32([-time_pad, time_pad]), np.float32([0, -1]))
         sample = np.repeat(np.arange(len(at)), n)
         inside = ((xy >= 0) & (xy <= 10_000)).all(1) & needed_points(span, t, sample)
         out['trace'].append(n > 0)
@@ -88,9 +90,8 @@ def pointing(
 # %% ../../../nbs/methods/loctex/20_collate.ipynb #87db1231
 def _without_places(recipe, narratives, data):
     "Make log lines on the narratives that the localisation loss leaves out; a `ValueError` if it can use none"
-    first = slice(None) if recipe.all_narratives else narratives.rows[:-1][narratives.counts() > 0]  # those
-    # that are read
-    got = {k: v[first] for k, v in pointing(narratives, recipe.time_pad).items()}
+    read = slice(None) if recipe.all_narratives else narratives.rows[:-1][narratives.counts() > 0]
+    got = {k: v[read] for k, v in pointing(narratives, recipe.time_pad).items()}
     lost = {'have no trace': ~got['trace']}
     lost['have no words with times'] = got['trace'] & ~got['times']
     lost['have no point inside the image while a word is said'] = got['trace'] & got['times'] & ~got['points']
@@ -101,7 +102,7 @@ def _without_places(recipe, narratives, data):
         )
     return [f'{line}: the localisation loss leaves them out' for line in why]
 
-
+# %% ../../../nbs/methods/loctex/20_collate.ipynb #0b3b1184
 def check_narratives(
     recipe: LocTexRecipe,  # Recipe of the run
     splits: dict,  # Datasets `train`, and `valid`, which the checkpoint is chosen by
@@ -111,11 +112,10 @@ def check_narratives(
     "Return log lines on missing narratives or traces and fewer negatives; a `ValueError` if a loss has no samples"
     negatives = check_negatives(recipe, splits, data, accumulate)
     narratives = splits['train'].narratives
-    out = (
-        [f'{data} has no narratives: captions are read instead, without localisation']
-        if narratives is None
-        else _without_places(recipe, narratives, data)
-    )
+    if narratives is None:
+        out = [f'{data} has no narratives: captions are read instead, without localisation']
+    else:
+        out = _without_places(recipe, narratives, data)
     if recipe.all_narratives and (narratives is None or narratives.counts().max() < 2):
         out.append('all_narratives: no image has more than one narrative, so it changes nothing')
     return out + negatives
@@ -186,10 +186,11 @@ class NarrativeCollator:
     ) -> np.ndarray:  # An entry of `narratives.at` for each row (b,)
         "Choose a narrative of each image: the first, or a random one"
         first = narratives.rows[rows]
-        n = narratives.rows[rows + 1] - narratives.rows[rows]
-        return narratives.at[
-            first + (hashed_uniform(rows, seed, 'narrative', when) * n).astype(np.int64) * self.all_narratives
-        ]
+        if not self.all_narratives:
+            return narratives.at[first]
+        n = narratives.rows[rows + 1] - first
+        chance = hashed_uniform(rows, seed, 'narrative', when)
+        return narratives.at[first + (chance * n).astype(np.int64)]
 
     def all_texts(self, source: ImageTextDataset) -> 'TextBuffer':
         "Return the narratives of each image, or its captions if there are none"
@@ -208,34 +209,31 @@ class NarrativeCollator:
         ends = narratives.cols['text'].ends
         return ends[at + 1] - ends[at]
 
-    def pieces(
+    def __call__(
         self,
-        texts: list,  # Text of each sample (b)
-        times: np.ndarray,  # Start and end of each word in seconds, sample by sample (w,2); 0 and -1 if it has no time
-        draw: np.ndarray,  # A number in [0,1) for each sample (b,), which determines the start of its window
-    ) -> tuple:  # Padded tokens (b,s), their number (b,), start and end of each token (b,s,2)
-        "Cut a window out of [SOS], the tokens of the words and [EOS], where each token has the time of its word"
-        words = [t.split() for t in texts]
-        n = np.array([len(l) + 2 for l in words])
-        ends = n.cumsum()
-        cut = self.tokenizer.encode([w for l in words for w in l], 1 << 30)  # adds [SOS] and [EOS] to each word
-        word = np.ones(ends[-1], bool)
-        word[ends - n] = word[ends - 1] = False  # the remaining tokens are [SOS] and [EOS]
-        per = np.ones(ends[-1], np.int64)
-        per[word] = [len(c) - 2 for c in cut]
-        span = np.tile(np.float32([0, -1]), (ends[-1], 1))
-        spoken = (times[:, 1] >= times[:, 0])[:, None]
-        pad = self.time_pad
-        span[word] = np.where(spoken, times + np.float32([-pad, pad]), np.float32([0, -1]))
-        flat = []
-        cut = iter(cut)
-        for l in words:
-            flat += [self.tokenizer.sos, *(i for _ in l for i in next(cut)[1:-1]), self.tokenizer.eos]
-        parts = np.array(flat, np.int64), np.repeat(span, per, 0)
-        (tokenizer, span), size = cut_windows(
-            parts, (self.tokenizer.pad, (0, -1)), np.add.reduceat(per, ends - n), draw, self.max_len
-        )
-        return tokenizer, size, span
+        source: ImageTextDataset,  # Images with narratives; otherwise their captions are read, without times
+        rows: np.ndarray,  # Their indices (b,)
+        when,  # Number of the epoch, or 'valid'
+        seed: int,  # Seed of the run
+        flip: np.ndarray,  # Which are mirrored (b,) bool
+    ) -> dict:  # `tokens` (b,s), `lengths` (b,), `span` (b,s,2) seconds, `trace` (b,n,4): x, y, t, joined
+        "Collate the narrative of each image; its trace is mirrored later, together with the image"
+        rows = np.asarray(rows)
+        b = len(rows)
+        texts, times, at = self._texts(source, rows, when, seed, flip)
+        tokens, lengths, span = self.pieces(texts, times, hashed_uniform(rows, seed, 'window', when))
+        if at is None:  # captions have no trace
+            at = []
+            cols = Narratives().close([]).cols
+        else:
+            cols = source.narratives.cols
+        xy, n = cols['xy'].take(at)
+        t, _ = cols['t'].take(at)
+        joined, _ = cols['joined'].take(at)
+        sample = np.repeat(np.arange(len(n)), n)
+        trace = pack_points(xy, t, joined, sample, needed_points(span, t, sample), b=b)
+        batch = dict(tokens=tokens, lengths=lengths, span=span, trace=trace)
+        return {k: torch.from_numpy(v) for k, v in batch.items()}
 
 # %% ../../../nbs/methods/loctex/20_collate.ipynb #fd727523
 @patch
@@ -244,7 +242,8 @@ def _texts(self: NarrativeCollator, source, rows, when, seed, flip):
     narratives = source.narratives
     if narratives is None:
         texts = self._captions.texts(source, rows, when, seed, flip)
-        return texts, np.tile(np.float32([0, -1]), (sum(len(t.split()) for t in texts), 1)), None
+        words = sum(len(t.split()) for t in texts)
+        return texts, np.tile(np.float32([0, -1]), (words, 1)), None
     if (narratives.rows[rows + 1] == narratives.rows[rows]).any():
         self.check(source)
     at = self.which(narratives, rows, when, seed)
@@ -252,24 +251,38 @@ def _texts(self: NarrativeCollator, source, rows, when, seed, flip):
     texts = [swap_left_right(t, self.substring, self.sides) if f else t for t, f in zip(texts, flip)]
     return texts, narratives.cols['words'].take(at)[0], at
 
-
+# %% ../../../nbs/methods/loctex/20_collate.ipynb #232cf983
 @patch
-def __call__(
+def pieces(
     self: NarrativeCollator,
-    source: ImageTextDataset,  # Images with narratives; otherwise their captions are read, without times
-    rows: np.ndarray,  # Their indices (b,)
-    when,  # Number of the epoch, or 'valid'
-    seed: int,  # Seed of the run
-    flip: np.ndarray,  # Which are mirrored (b,) bool
-) -> dict:  # `tokens` (b,s), `lengths` (b,), `span` (b,s,2) seconds, `trace` (b,n,4): x, y, t, joined
-    "Collate the narrative of each image; its trace is mirrored later, together with the image"
-    rows = np.asarray(rows)
-    b = len(rows)
-    texts, times, at = self._texts(source, rows, when, seed, flip)
-    tokens, lengths, span = self.pieces(texts, times, hashed_uniform(rows, seed, 'window', when))
-    cols = Narratives().close([]).cols if at is None else source.narratives.cols
-    at = [] if at is None else at
-    (xy, n), (t, _), (joined, _) = (cols[k].take(at) for k in ('xy', 't', 'joined'))
-    sample = np.repeat(np.arange(len(n)), n)
-    trace = pack_points(xy, t, joined, sample, needed_points(span, t, sample), b=b)
-    return {k: torch.from_numpy(v) for k, v in dict(tokens=tokens, lengths=lengths, span=span, trace=trace).items()}
+    texts: list,  # Text of each sample (b)
+    times: np.ndarray,  # Start and end of each word in seconds, sample by sample (w,2); 0 and -1 if it has no time
+    draw: np.ndarray,  # A number in [0,1) for each sample (b,), which determines the start of its window
+) -> tuple:  # Padded tokens (b,s), their number (b,), start and end of each token (b,s,2)
+    "Cut a window out of [SOS], the tokens of the words and [EOS], where each token has the time of its word"
+    words = [t.split() for t in texts]
+    n = np.array([len(l) + 2 for l in words])  # with [SOS] and [EOS]
+    ends = n.cumsum()
+    starts = ends - n
+    all_words = [w for l in words for w in l]
+    cut = [ids[1:-1] for ids in self.tokenizer.encode(all_words, 1 << 30)]  # without the word's [SOS] and [EOS]
+    word = np.ones(ends[-1], bool)
+    word[starts] = False
+    word[ends - 1] = False
+    per = np.ones(ends[-1], np.int64)  # tokens of each word; [SOS] and [EOS] are one each
+    per[word] = [len(ids) for ids in cut]
+    span = np.tile(np.float32([0, -1]), (ends[-1], 1))
+    spoken = (times[:, 1] >= times[:, 0])[:, None]
+    pad = self.time_pad
+    span[word] = np.where(spoken, times + np.float32([-pad, pad]), np.float32([0, -1]))
+    flat = []
+    ids_of_words = iter(cut)
+    for l in words:
+        flat.append(self.tokenizer.sos)
+        for _ in l:
+            flat += next(ids_of_words)
+        flat.append(self.tokenizer.eos)
+    parts = np.array(flat, np.int64), np.repeat(span, per, 0)
+    lengths = np.add.reduceat(per, starts)
+    (tokens, span), size = cut_windows(parts, (self.tokenizer.pad, (0, -1)), lengths, draw, self.max_len)
+    return tokens, size, span

@@ -108,48 +108,66 @@ class DualEncoder(BagOfWordsHead, nn.Module):
     @property
     def encoder(self) -> dict:
         "Return the trained modules"
-        return dict(visual=self.visual, heads=self.heads) | (dict(text=self.text) if hasattr(self, 'text') else {})
+        modules = dict(visual=self.visual, heads=self.heads)
+        return modules | dict(text=self.text) if hasattr(self, 'text') else modules
 
     def momentum_update(self) -> None:
         "Update the momentum encoder"
         self.momentum_encoder.momentum_update(self.encoder)
 
-    def pool(
+    def forward(
         self,
-        modules: dict,  # The trained modules or their momentum copies
-        kinds: list,  # Kinds of vectors; the beginning of their names is the tower, image or text
-        images: Tensor,  # Normalised images (b,3,h,w)
-        tokens: Tensor = None,
-        lengths: Tensor = None,  # Tokens (b,s), and how many of each row are real (b,)
-        *,
-        keys: bool = False,  # Whether they are keys, whose BatchNorm is over shuffled images
-    ) -> dict:  # Tower -> (b,c)
-        "Compute the vectors of images (the mean over the grid) and of texts that `kinds` requires"
-        towers = {}
-        if any(k.startswith('image') for k in kinds):
-            net = _Pooled(modules['visual'])
-            dist = current_dist()
-            towers['image'] = (
-                shuffle_bn(net, images, self.virtual_batch_size, dist)
-                if keys and self.shuffle_bn
-                else forward_in_groups(net, images, self.virtual_batch_size)
-            )
-        if any(k.startswith('text') for k in kinds):
-            towers['text'] = pooled_text(modules['text'], tokens, lengths)
-        return towers
+        batch: dict,  # `images`, `tokens` and `lengths`, and as for `keys_of`
+    ) -> dict:  # For each loss `LOSS_pos` (b,) and `LOSS_neg` (b,n); `ignore_image`, `ignore_text`, with tags `same`
+        # (b,n) bool; `has_text`, with tags `tagged` (b,) bool; `key_KIND` (b,d); `id`, `key_tags`; in training the
+        # output of `predict_words` if there is a word head
+        "Compute the similarities of queries with their keys and with the keys of the queue"
+        queue = self.held_out[0] if self.held_out and not self.training else self.queue
+        keys, ids, key_tags = self.keys_of(batch)
+        pairs = {k: _NEEDS[k] for k in self.compared if k != 'tag'}
+        if 'tag' in self.compared:
+            pairs['ii'] = _NEEDS['tag']
+        kinds = sorted({q for q, _ in pairs.values()})
+        named = self.word_weight and self.training
+        read = [*kinds, 'image'] if named else kinds
+        towers = self.pool(self.encoder, read, *_read(batch, read))
+        queries = _projected(self.encoder, kinds, towers)
+        out = dict(has_text=key_tags[:, 0] > 0, id=ids, key_tags=key_tags)
+        for kind, key in keys.items():
+            out[f'key_{kind}'] = key
+        with torch.autocast(batch['images'].device.type, enabled=False):
+            for name, (q, k) in pairs.items():
+                out[f'{name}_pos'] = (queries[q] * keys[k]).sum(1)
+                out[f'{name}_neg'] = queries[q] @ queue.keys(k).T
+        out |= self._which(queue, ids, key_tags)
+        if named:
+            out |= self.predict_words(towers['image'], batch['tokens'])
+        return out
 
-    def encode(
-        self,
-        modules: dict,  # The trained modules or their momentum copies
-        kinds: list,  # Kinds of vectors: image_intra, image_inter, text_intra, text_inter
-        images: Tensor,  # Normalised images (b,3,h,w)
-        tokens: Tensor = None,
-        lengths: Tensor = None,  # Tokens (b,s), and how many of each row are real (b,)
-        *,
-        keys: bool = False,  # As for `pool`
-    ) -> dict:  # Kind -> unit vectors (b,d)
-        "Compute the outputs of the heads for images and texts"
-        return _projected(modules, kinds, self.pool(modules, kinds, images, tokens, lengths, keys=keys))
+# %% ../../../nbs/methods/mct/30_model.ipynb #ae9e20b4
+@patch
+def pool(
+    self: DualEncoder,
+    modules: dict,  # The trained modules or their momentum copies
+    kinds: list,  # Kinds of vectors; the beginning of their names is the tower, image or text
+    images: Tensor,  # Normalised images (b,3,h,w)
+    tokens: Tensor = None,  # Tokens (b,s)
+    lengths: Tensor = None,  # Number of real tokens in each row (b,)
+    *,
+    keys: bool = False,  # Whether they are keys, whose BatchNorm is over shuffled images
+) -> dict:  # Tower -> (b,c)
+    "Compute the vectors of images (the mean over the grid) and of texts that `kinds` requires"
+    towers = {}
+    if any(k.startswith('image') for k in kinds):
+        net = _Pooled(modules['visual'])
+        dist = current_dist()
+        if keys and self.shuffle_bn:
+            towers['image'] = shuffle_bn(net, images, self.virtual_batch_size, dist)
+        else:
+            towers['image'] = forward_in_groups(net, images, self.virtual_batch_size)
+    if any(k.startswith('text') for k in kinds):
+        towers['text'] = pooled_text(modules['text'], tokens, lengths)
+    return towers
 
 # %% ../../../nbs/methods/mct/30_model.ipynb #68844313
 def pooled_text(
@@ -178,13 +196,31 @@ def _projected(modules, kinds, towers):
     out = {k: head_of(modules['heads'], k)(towers[k.split('_')[0]]) for k in kinds}
     return {k: F.normalize(v if v.dtype == torch.float64 else v.float(), dim=1) for k, v in out.items()}
 
+
+@patch
+def encode(
+    self: DualEncoder,
+    modules: dict,  # The trained modules or their momentum copies
+    kinds: list,  # Kinds of vectors: image_intra, image_inter, text_intra, text_inter
+    images: Tensor,  # Normalised images (b,3,h,w)
+    tokens: Tensor = None,  # Tokens (b,s)
+    lengths: Tensor = None,  # Number of real tokens in each row (b,)
+    *,
+    keys: bool = False,  # As for `pool`
+) -> dict:  # Kind -> unit vectors (b,d)
+    "Compute the outputs of the heads for images and texts"
+    towers = self.pool(modules, kinds, images, tokens, lengths, keys=keys)
+    return _projected(modules, kinds, towers)
+
 # %% ../../../nbs/methods/mct/30_model.ipynb #0733047f
 def _read(batch, kinds, end=''):
     "Return the images, tokens and lengths that these kinds of vectors need, of the second view if there is one"
     needed = {k.split('_')[0] for k in kinds}
 
     def of(k, side):
-        return None if side not in needed else batch[k + end] if k + end in batch else batch[k]
+        if side not in needed:
+            return None
+        return batch[k + end] if k + end in batch else batch[k]
 
     return of('images', 'image'), of('tokens', 'text'), of('lengths', 'text')
 
@@ -206,7 +242,7 @@ def keys_of(
     tags = [(batch[self.tags_key] > 0).to(torch.uint8)] if self.tags_key else []
     return keys, ids, torch.cat([has_text.to(torch.uint8)[:, None], *tags], 1)
 
-
+# %% ../../../nbs/methods/mct/30_model.ipynb #487f726a
 @patch
 def stage_keys(
     self: DualEncoder,
@@ -218,33 +254,6 @@ def stage_keys(
     self.queue.stage({k: out[f'key_{k}'] for k in self.kinds}, out['id'], out['key_tags'], gather)
 
 # %% ../../../nbs/methods/mct/30_model.ipynb #c7540fa4
-@patch
-def forward(
-    self: DualEncoder,
-    batch: dict,  # `images`, `tokens` and `lengths`, and as for `keys_of`
-) -> dict:  # For each loss `LOSS_pos` (b,) and `LOSS_neg` (b,n); `ignore_image`, `ignore_text`, with tags `same`
-    # (b,n) bool; `has_text`, with tags `tagged` (b,) bool; `key_KIND` (b,d); `id`, `key_tags`; in training the output
-    # of `predict_words` if there is a word head
-    "Compute the similarities of queries with their keys and with the keys of the queue"
-    queue = self.held_out[0] if self.held_out and not self.training else self.queue
-    keys, ids, key_tags = self.keys_of(batch)
-    pairs = {k: _NEEDS[k] for k in self.compared if k != 'tag'}
-    if 'tag' in self.compared:
-        pairs['ii'] = _NEEDS['tag']
-    kinds = sorted({q for q, _ in pairs.values()})
-    named = self.word_weight and self.training
-    read = [*kinds, 'image'] if named else kinds
-    towers = self.pool(self.encoder, read, *_read(batch, read))
-    queries = _projected(self.encoder, kinds, towers)
-    out = dict(has_text=key_tags[:, 0] > 0, id=ids, key_tags=key_tags, **{f'key_{k}': v for k, v in keys.items()})
-    with torch.autocast(batch['images'].device.type, enabled=False):
-        for name, (q, k) in pairs.items():
-            out[f'{name}_pos'] = (queries[q] * keys[k]).sum(1)
-            out[f'{name}_neg'] = queries[q] @ queue.keys(k).T
-    word_scores = self.predict_words(towers['image'], batch['tokens']) if named else {}
-    return {**out, **self._which(queue, ids, key_tags), **word_scores}
-
-
 @patch
 def _which(self: DualEncoder, queue, ids, key_tags):
     "Compute masks of the keys that are not negatives, and of the keys that are positives by tags"
@@ -268,7 +277,7 @@ def embed_image(
     "Embed images with the trained encoder, to compare them with texts"
     return self.encode(self.encoder, ['image_inter'], images)['image_inter']
 
-
+# %% ../../../nbs/methods/mct/30_model.ipynb #9ad6d59c
 @patch
 @torch.no_grad()
 def embed_text(
