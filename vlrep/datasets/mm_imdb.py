@@ -98,6 +98,7 @@ def write_mm_imdb(
     records: 'Iterable[Record]',  # Records with `plot` and `genre`, as in the world
     root: FilePath,  # A folder; it may contain other parts
     split: str = 'train',  # train, valid or test
+    rename: Callable = str.title,  # Genre -> its name in the files
 ) -> int:  # How many films were written
     "Write scenes as films in the layout of MM-IMDB"
     root = Path(root)
@@ -108,6 +109,6 @@ def write_mm_imdb(
     for i, r in enumerate(records):
         own.append(f'{list(_LISTS).index(split)}{i:06d}')
         save_photo(r, root / 'dataset' / f'{own[-1]}.jpeg')
-        write_json(root / 'dataset' / f'{own[-1]}.json', dict(plot=[r.plot], genres=[g.title() for g in r.genre]))
+        write_json(root / 'dataset' / f'{own[-1]}.json', dict(plot=[r.plot], genres=[rename(g) for g in r.genre]))
     write_json(path, {**lists, _LISTS[split]: own})
     return len(own)

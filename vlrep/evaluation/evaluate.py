@@ -119,12 +119,9 @@ def _folders(root, size, max_corrupt):
     return train, read_folder(root / 'val', size, 'valid', train.names['label'])
 
 
-def _imagenet(root, size, max_corrupt):
-    return [read_imagenet(root, part, size, max_corrupt=max_corrupt) for part in ('train', 'valid')]
-
-
-def _inaturalist(root, size, max_corrupt):
-    return [read_inaturalist(root, part, size, max_corrupt=max_corrupt) for part in ('train', 'valid')]
+def _parts(read, root, size, max_corrupt):
+    "Read both parts with the reader of a dataset"
+    return [read(root, part, size, max_corrupt=max_corrupt) for part in ('train', 'valid')]
 
 # %% ../../nbs/evaluation/70_evaluate.ipynb #235a7af3
 def _places205(root, size, max_corrupt):
@@ -138,7 +135,12 @@ def _places205(root, size, max_corrupt):
     return train, read_labelled_list(lists[1], photos, size, 'valid', train.names['label'], max_corrupt=max_corrupt)
 
 
-LAYOUTS = dict(folders=_folders, imagenet=_imagenet, places205=_places205, inaturalist=_inaturalist)
+LAYOUTS = dict(
+    folders=_folders,
+    imagenet=partial(_parts, read_imagenet),
+    places205=_places205,
+    inaturalist=partial(_parts, read_inaturalist),
+)
 
 # %% ../../nbs/evaluation/70_evaluate.ipynb #3fbe7c81
 def evaluate_folder(

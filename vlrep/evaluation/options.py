@@ -15,6 +15,7 @@ _ask = 'vlrep.evaluation.evaluate:'
 _measure = 'vlrep.evaluation.after_training:'
 _shift = frozenset({'domain_shift'})
 
+# %% ../../nbs/evaluation/07_options.ipynb #9188b1e2
 HELD_OUT_DATA = Option(
     None,
     'for captions, retrieval, vsepp and tagging: a dataset (default: what the run was trained on)',
@@ -39,6 +40,7 @@ _SVM = dict(
     search=_search,
 )
 
+# %% ../../nbs/evaluation/07_options.ipynb #49bdc607
 EVALUATIONS.add(
     Evaluation(
         'world',
@@ -59,6 +61,8 @@ EVALUATIONS.add(
         figures=_measure + 'show_traces',
     )
 )
+
+# %% ../../nbs/evaluation/07_options.ipynb #28c767ef
 EVALUATIONS.add(
     Evaluation(
         'captions',
@@ -75,6 +79,8 @@ EVALUATIONS.add(
         figures=_measure + 'show_captions',
     )
 )
+
+# %% ../../nbs/evaluation/07_options.ipynb #36dcefbb
 EVALUATIONS.add(
     Evaluation(
         'voc07',
@@ -93,6 +99,8 @@ EVALUATIONS.add(
         root_help='the folder that holds annotations/, train2017/ and val2017/ of COCO',
     )
 )
+
+# %% ../../nbs/evaluation/07_options.ipynb #2b114150
 EVALUATIONS.add(
     Evaluation(
         'folder',

@@ -71,15 +71,16 @@ def _open_log(path, lrs, optional):
     file.truncate(text.rfind(b'\n') + 1)
     header = text[: max(text.find(b'\n'), 0)].decode(errors='replace').strip()
     columns = header.split(',')
+    has_rows = text.count(b'\n') > 1
     if not header:
         file.write(','.join(names).encode() + b'\n')
-        return file, names, False
+        return file, names, has_rows
     if columns != [k for k in names if k in columns or k not in optional]:
         file.close()
         raise ValueError(
             f'{path}: its columns are {header}, but this run writes {",".join(names)}: log to a different file'
         )
-    return file, columns, text.count(b'\n') > 1
+    return file, columns, has_rows
 
 # %% ../../nbs/training/41_logging.ipynb #75a6d4a6
 class CSVLogger(StatefulCallback):

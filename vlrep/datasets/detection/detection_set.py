@@ -80,17 +80,7 @@ class DetectionSet:
         "Read an image oriented as its boxes are; a `ValueError` names a file that is damaged or of the wrong size"
         if self.draw is not None:
             return self.draw(image)
-        path = self.path(image)
-        size = (image['width'], image['height'])
-        pixels = open_image(path)
-        turn = annotation_turn(path, size)
-        if turn != 1:
-            pixels.getexif()[_ORIENTATION] = {6: 8, 8: 6}.get(turn, turn)  # turned back; others are self-inverse
-            pixels = ImageOps.exif_transpose(pixels)
-        if pixels.size != size:
-            stated = 'its annotations are for {} x {}'.format(*size)
-            raise ValueError(f'{path}: has {pixels.width} x {pixels.height} pixels, {stated}')
-        return pixels
+        return _annotated_photo(self.path(image), (image['width'], image['height']))
 
     def of_image(
         self,
@@ -133,10 +123,23 @@ class DetectionSet:
         with atomic_file(path) as new:
             new.write_text(json.dumps(dict(info=dict(description=self.name), **tables)), encoding='utf-8')
 
-# %% ../../../nbs/datasets/detection/10_detection_set.ipynb #1d9afb88
+# %% ../../../nbs/datasets/detection/10_detection_set.ipynb #f84cf590
 _ORIENTATION = 274  # The EXIF tag
 
 
+def _annotated_photo(path, size):
+    "Read a photo oriented as annotations for this width and height are"
+    pixels = open_image(path)
+    turn = annotation_turn(path, size)
+    if turn != 1:
+        pixels.getexif()[_ORIENTATION] = {6: 8, 8: 6}.get(turn, turn)  # turned back; others are self-inverse
+        pixels = ImageOps.exif_transpose(pixels)
+    if pixels.size != size:
+        stated = 'its annotations are for {} x {}'.format(*size)
+        raise ValueError(f'{path}: has {pixels.width} x {pixels.height} pixels, {stated}')
+    return pixels
+
+# %% ../../../nbs/datasets/detection/10_detection_set.ipynb #650a8e47
 def _warn_empty(data):
     "Warn about categories without objects"
     used = {a['category_id'] for a in data.annotations}

@@ -108,15 +108,6 @@ def _curves(log, history):
         curves_svg(dict(validation=tuple(zip(*known))) if known else {}, x='steps', y='score in percent'),
     ]
 
-# %% ../../../nbs/evaluation/finetune/70_report.ipynb #d15857cf
-def _sample_parts(task, samples):
-    "Make the sections of the page that show examples"
-    task = TASKS.get(task)
-    if isinstance(task, TransferTask):
-        return task.figures(samples) if task.figures and samples else {}
-    examples = samples.get('examples', [])
-    return {'Examples': cards_html(list(examples)) if examples else ''}
-
 # %% ../../../nbs/evaluation/finetune/70_report.ipynb #ac67da2f
 def task_report_html(
     info: dict,  # recipe.json, with `finetune`
@@ -140,13 +131,19 @@ def task_report_html(
             for k, y in (('l1', 'L1'), ('angle', 'angle, in half turns'))
         ]
         drift = render_macro('two', curves) + table_html(drift_rows(drift), _DRIFT)
+    task = TASKS.get(ft['task'])
+    if isinstance(task, TransferTask):
+        shown = task.figures(samples) if task.figures and samples else {}
+    else:
+        examples = samples.get('examples', [])
+        shown = {'Examples': cards_html(list(examples)) if examples else ''}
     return page_html(
         f'{info["method"]} on {ft["task"]}',
         {
             'Results': scores,
             'Learning': render_macro('two', _curves(list(log), res['numbers']['history'])),
             'Drift of the weights': drift or '',
-            **_sample_parts(ft['task'], samples),
+            **shown,
             'What was run': facts_html(_numbers(info, res)),
             'The plan': facts_html({k: str(v) for k, v in ft['plan'].items()}),
         },
