@@ -61,7 +61,7 @@ def _box_lines(path):
         size = [r.get(k) for k in ('width', 'height')]
         yield r['image'], r['boxes'], None if size == [None, None] else size, f'{path}, line {n}: image {r["image"]}'
 
-
+# %% ../../nbs/data/56_box_files.ipynb #2bf00b73
 def _box_instances(path):
     "Yield (image, boxes, size, location for messages) for each image of a COCO instances file"
     data = read_json(path)
@@ -95,7 +95,7 @@ def _short_names(image):
     number = _COCO_NAME.fullmatch(stem)
     return {name, stem, f'COCO {int(number[1] or stem)}'} if number else {name, stem}
 
-
+# %% ../../nbs/data/56_box_files.ipynb #8fec27e4
 def read_padded(
     columns: dict,  # Name -> array of the rows of all images, concatenated (m,d)
     offsets: np.ndarray,  # First row of each image, and the end of the last one (n+1,)
@@ -117,7 +117,7 @@ def read_padded(
         out[name] = torch.from_numpy(padded)
     return out
 
-
+# %% ../../nbs/data/56_box_files.ipynb #fb4a963d
 class BoxFile:
     "Boxes of many images, found by image name"
 
@@ -168,30 +168,6 @@ class BoxFile:
             return self._at[image]
         return next((self._short[n] for n in _short_names(image) if n in self._short), -1)
 
-    def rows(
-        self,
-        ids: list,  # Names of images
-        source_name: str = 'data',  # Name of the data, for messages
-    ) -> np.ndarray:  # (n,) int64
-        "Find the rows of images in the file; a `ValueError` names missing images, or two that match the same row"
-        rows = np.array([self.row(str(i)) for i in ids], np.int64)
-        lost = np.flatnonzero(rows < 0)
-        if len(lost):
-            raise ValueError(
-                f'{source_name}: {len(lost)} of {len(rows)} images have no boxes in {self.path}: '
-                f'{some_of(ids[int(i)] for i in lost)}; it has those of {len(self):,} images, such as '
-                f'{self.ids[0]}; a line with "boxes": [] says that an image has none'
-            )
-        used, first, counts = np.unique(rows, return_index=True, return_counts=True)
-        twice = np.flatnonzero(counts > 1)
-        if len(twice):
-            both = [ids[int(i)] for i in np.flatnonzero(rows == used[twice[0]])[:2]]
-            raise ValueError(
-                f'{source_name}: the images {both[0]} and {both[1]} would both have the boxes of '
-                f'{self.ids[int(used[twice[0]])]} in {self.path}: write their names with folders'
-            )
-        return rows
-
     def read(
         self,
         rows: np.ndarray | list,  # Rows of the file (b,)
@@ -207,6 +183,32 @@ class BoxFile:
         for a in (self.offsets, self.boxes):
             h.update(np.ascontiguousarray(a).tobytes())
         return h.hexdigest()[:12]
+
+# %% ../../nbs/data/56_box_files.ipynb #c0262271
+@patch
+def rows(
+    self: BoxFile,
+    ids: list,  # Names of images
+    source_name: str = 'data',  # Name of the data, for messages
+) -> np.ndarray:  # (n,) int64
+    "Find the rows of images in the file; a `ValueError` names missing images, or two that match the same row"
+    rows = np.array([self.row(str(i)) for i in ids], np.int64)
+    lost = np.flatnonzero(rows < 0)
+    if len(lost):
+        raise ValueError(
+            f'{source_name}: {len(lost)} of {len(rows)} images have no boxes in {self.path}: '
+            f'{some_of(ids[int(i)] for i in lost)}; it has those of {len(self):,} images, such as '
+            f'{self.ids[0]}; a line with "boxes": [] says that an image has none'
+        )
+    used, first, counts = np.unique(rows, return_index=True, return_counts=True)
+    twice = np.flatnonzero(counts > 1)
+    if len(twice):
+        both = [ids[int(i)] for i in np.flatnonzero(rows == used[twice[0]])[:2]]
+        raise ValueError(
+            f'{source_name}: the images {both[0]} and {both[1]} would both have the boxes of '
+            f'{self.ids[int(used[twice[0]])]} in {self.path}: write their names with folders'
+        )
+    return rows
 
 # %% ../../nbs/data/56_box_files.ipynb #9717faf5
 @patch

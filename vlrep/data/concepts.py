@@ -46,7 +46,7 @@ def plain_words(
         return _WORD.findall(text)
     return [w for w in _pieces(text) if _in_word(w[0])]
 
-
+# %% ../../nbs/data/52_concepts.ipynb #2b379964
 def separate_punctuation(
     text: str,  # A caption
     how: str = 'nfkd',  # As for `normalise`
@@ -54,7 +54,7 @@ def separate_punctuation(
     "Separate the punctuation of a caption, so that no token contains both"
     return ' '.join(_pieces(normalise(text, how)))
 
-
+# %% ../../nbs/data/52_concepts.ipynb #8360b4a7
 def usable_captions(
     captions: TextBuffer,  # The captions of all images
     low: int = 3,  # Minimum number of tokens per caption (ICMLM sec. 4)
@@ -66,9 +66,9 @@ def usable_captions(
     "Find captions of an allowed length, without duplicates of the same image (ignoring case)"
     length = length or (lambda text: len(plain_words(text)))
     out = []
-    for texts in (captions[i] for i in range(len(captions))):
+    for i in range(len(captions)):
         seen = set()
-        for t in texts:
+        for t in captions[i]:
             same = normalise(t, how)
             out.append(same not in seen and low <= length(t) <= high)
             seen.add(same)
@@ -98,7 +98,7 @@ def _pattern():
 
     return tag
 
-
+# %% ../../nbs/data/52_concepts.ipynb #c8c343b5
 def _spacy():
     "Make a part-of-speech tagger from spaCy's small English model; proper nouns do not count as nouns"
     spacy = _optional('spacy', 'spacy', 'tagger=spacy')
@@ -117,7 +117,7 @@ def _spacy():
 
     return tag
 
-
+# %% ../../nbs/data/52_concepts.ipynb #362acc09
 TAGGERS = dict(pattern=_pattern, spacy=_spacy)
 
 
@@ -154,11 +154,13 @@ def concept_counts(
     for text in texts:
         words = plain_words(text, how)
         all_of.update(words)
-        tagged.update(w for w, t in zip(words, tag_words(words, tagger)) if t in wanted and w not in _AUXILIARY)
+        for word, tag in zip(words, tag_words(words, tagger)):
+            if tag in wanted and word not in _AUXILIARY:
+                tagged[word] += 1
     found = [(w, n) for w, n in tagged.items() if 2 * n > all_of[w]]
     return dict(sorted(found, key=lambda o: (-o[1], o[0])))
 
-
+# %% ../../nbs/data/52_concepts.ipynb #4dff862e
 def concept_words(
     counts: dict,  # From `concept_counts`
     top_k: int = 0,  # Number of most frequent words; 0 for all (ICMLM: 1000, 5000 or 10000)
@@ -201,7 +203,10 @@ class ConceptSet:
         texts: 'Iterable[str]',  # Captions of one image
     ) -> list:  # Numbers, sorted
         "Find the concepts that occur in at least one of `texts`"
-        return sorted({self.index[w] for t in texts for w in plain_words(t, self.how) if w in self.index})
+        found = set()
+        for text in texts:
+            found.update(plain_words(text, self.how))
+        return sorted(self.index[w] for w in found if w in self.index)
 
 # %% ../../nbs/data/52_concepts.ipynb #408df097
 class Triplets:
@@ -215,12 +220,13 @@ class Triplets:
     ):
         self.captions = captions
         self.places = places
-        flat = captions.flat()
-        self.counts = np.array([len(places(t)) if ok else 0 for t, ok in zip(flat, usable, strict=True)], np.int64)
-        self.ends = np.concatenate([[0], np.cumsum(self.counts)])
-        self.read = np.concatenate(
-            [[0], np.cumsum(self.counts > 0)]
-        )  # number of captions with a triplet before each caption
+        counts = []
+        for text, is_used in zip(captions.flat(), usable, strict=True):
+            counts.append(len(places(text)) if is_used else 0)
+        self.counts = np.array(counts, np.int64)
+        self.ends = np.concatenate([[0], np.cumsum(self.counts)])  # number of triplets before each caption
+        # number of captions with a triplet before each caption
+        self.read = np.concatenate([[0], np.cumsum(self.counts > 0)])
         self.at = np.flatnonzero(self.counts)
 
     def __len__(self):

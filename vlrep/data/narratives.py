@@ -21,6 +21,7 @@ _not_letters = re.compile(r'[\W_]+')
 
 
 def _letters(w):
+    "Drop everything but the letters and digits of a word, and its case"
     return _not_letters.sub('', w.casefold())
 
 
@@ -50,21 +51,28 @@ def word_times(
 ) -> tuple:  # The words of the text (w), and start and end of each in seconds (w,2); 0 and -1 if unknown
     "Find when each word was said: during the utterances that contain at least half of its letters"
     words = n.text.split()
-    letters = [(k, _letters(x)) for k, (u, *_) in enumerate(n.utterances) for x in u.split()]
-    letters = [(k, l) for k, l in letters if l]
-    a = [_letters(w) for w in words]
-    at = _same_letters([w for w in a if w], [l for _, l in letters]).tolist()
-    owner = [k for k, l in letters for _ in l]
+    written = [_letters(w) for w in words]
+    spoken = []  # the letters of each spoken word
+    owner = []  # the utterance of each spoken letter
+    for k, (utterance, *_) in enumerate(n.utterances):
+        for word in utterance.split():
+            letters = _letters(word)
+            if letters:
+                spoken.append(letters)
+                owner += [k] * len(letters)
+    at = _same_letters([w for w in written if w], spoken).tolist()
     when = [(float(s), float(e)) for _, s, e in n.utterances]
     out = []
     i = 0
     last = (0.0, -1.0)
-    for w in a:
+    for w in written:
         if w:  # a punctuation mark alone belongs to the word before it
             found = [owner[j] for j in at[i : i + len(w)] if j >= 0]
             i += len(w)
-            mine = when[found[0] : found[-1] + 1] if 2 * len(found) >= len(w) else []
-            last = (min(s for s, _ in mine), max(e for _, e in mine)) if mine else (0.0, -1.0)
+            last = (0.0, -1.0)
+            if found and 2 * len(found) >= len(w):
+                mine = when[found[0] : found[-1] + 1]
+                last = (min(s for s, _ in mine), max(e for _, e in mine))
         out.append(last)
     return words, np.array(out).reshape(-1, 2)
 
@@ -125,7 +133,7 @@ _columns = dict(
     joined=('?',),
 )
 
-
+# %% ../../nbs/data/40_narratives.ipynb #a2368e6d
 class Narratives:
     "The narratives of many images in a few long arrays, with nine bytes per point of a trace"
 
@@ -139,10 +147,11 @@ class Narratives:
         n: Narrative,  # Next narrative
     ) -> None:
         "Append a narrative; `close` assigns it to its image"
-        s = [np.asarray(p, float).reshape(-1, 3) for p in n.strokes if len(p)]
-        p = np.concatenate(s) if s else np.zeros((0, 3))
+        strokes = [np.asarray(s, float).reshape(-1, 3) for s in n.strokes if len(s)]
+        p = np.concatenate(strokes) if strokes else np.zeros((0, 3))
         joined = np.ones(len(p), bool)
-        joined[np.cumsum([0, *map(len, s[:-1])])[: len(s)]] = False
+        starts = np.cumsum([0, *map(len, strokes[:-1])])
+        joined[starts[: len(strokes)]] = False  # no line leads to the first point of a stroke
         referents = [_unknown for _ in n.utterances] if n.referents is None else n.referents
         utterances = '\0'.join(u.replace('\0', ' ') for u, *_ in n.utterances)
         row = dict(
@@ -174,6 +183,14 @@ class Narratives:
     def __len__(self):
         return len(self.rows) - 1
 
+    def __getitem__(
+        self,
+        i: int,  # Row
+    ) -> list:  # List of `Narrative`
+        "Return the narratives of image `i`"
+        i = range(len(self))[i]
+        return [self.one(k) for k in self.at[self.rows[i] : self.rows[i + 1]]]
+
     def counts(self) -> np.ndarray:  # (n,)
         "Count the narratives of each image"
         return np.diff(self.rows)
@@ -200,7 +217,7 @@ def of(
         n = i + 1
     return self.close(rows, n)
 
-
+# %% ../../nbs/data/40_narratives.ipynb #60152386
 @patch
 def subset(
     self: Narratives,
@@ -234,17 +251,7 @@ def one(
         referents if referents and _unknown not in referents else None,
     )
 
-
-@patch
-def __getitem__(
-    self: Narratives,
-    i: int,  # Row
-) -> list:  # List of `Narrative`
-    "Return the narratives of image `i`"
-    i = range(len(self))[i]
-    return [self.one(k) for k in self.at[self.rows[i] : self.rows[i + 1]]]
-
-
+# %% ../../nbs/data/40_narratives.ipynb #1931b500
 @patch
 def texts(self: Narratives) -> TextBuffer:  # A row for each image
     "Return the texts of each image's narratives as captions"
@@ -254,7 +261,7 @@ def texts(self: Narratives) -> TextBuffer:  # A row for each image
     out.rows = self.rows
     return out
 
-
+# %% ../../nbs/data/40_narratives.ipynb #426978e4
 @patch
 def turn_traces(
     self: Narratives,

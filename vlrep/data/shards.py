@@ -34,10 +34,11 @@ def _alternatives(inside):
         return len(texts), lambda: texts
     first, last = map(int, ends.groups())
     step = 1 if first <= last else -1
-    wide = max(map(len, ends.groups())) if any(e[0] == '0' for e in ends.groups()) else 1
+    padded = any(e.startswith('0') for e in ends.groups())  # 08 keeps its zero
+    wide = max(map(len, ends.groups())) if padded else 1
     return abs(last - first) + 1, lambda: [f'{i:0{wide}}' for i in range(first, last + step, step)]
 
-
+# %% ../../nbs/data/70_shards.ipynb #932d6299
 def expand_braces(
     pattern: str,  # Such as `train/{000..127}.tar` or `{a,b}.tar`
 ) -> list:  # Strings, in the order of the pattern
@@ -71,7 +72,7 @@ def _named(pattern):
             if '__MACOSX' not in Path(path).parts:
                 yield Path(path)
 
-
+# %% ../../nbs/data/70_shards.ipynb #1b15ea63
 def find_shards(
     root: FilePath,  # A folder, a tar file, or names with braces or `*`
     missing: float = 0.0,  # Fraction of the shards that may be missing; they are left out with a warning
@@ -113,7 +114,7 @@ def _shown(name):
     "Escape control characters in a name for messages, and truncate it at 200 characters"
     return repr(name)[1:-1][:200]
 
-
+# %% ../../nbs/data/70_shards.ipynb #b96aac1f
 def _facts_of(kind, data):
     """Read the facts of an extended header about the next file, keyword -> value
 
@@ -135,7 +136,7 @@ def _facts_of(kind, data):
         at = end
     return facts
 
-
+# %% ../../nbs/data/70_shards.ipynb #a7d8bad9
 def _behind_zeros(file, at):
     "Return the offset of the first nonzero block from `at` on, or of the file's end"
     while piece := file.read(1 << 20):
@@ -169,6 +170,33 @@ _EXTENDED = (
 )
 
 
+def _corrupt(path, at, what):
+    return ValueError(f'{path}: damaged at byte {at:,}, {what}; copy the shard again')
+
+
+def _read_header(path, block, at):
+    "Parse a header of 512 bytes; a `ValueError` says what the file is instead"
+    try:
+        return tarfile.TarInfo.frombuf(block, 'utf-8', 'surrogateescape')
+    except tarfile.TarError as e:
+        if at:
+            raise _corrupt(path, at, 'where a header is expected') from e
+        how = f'or damaged ({e})'
+        for mark, program in _COMPRESSED.items():
+            if block.startswith(mark):
+                how = f'it is compressed with {program}: decompress it'
+        raise ValueError(f'{path}: not a tar file, {how}') from e
+
+
+def _kind_of(info, facts):
+    "Return file, folder, link or sparse"
+    if info.type == tarfile.GNUTYPE_SPARSE or any(k.startswith('GNU.sparse.') for k in facts):
+        return 'sparse'
+    if info.type in _DATA:
+        return 'file'
+    return 'folder' if info.isdir() else 'link'
+
+# %% ../../nbs/data/70_shards.ipynb #239e052d
 def _members(path):
     "Yield (name, offset, bytes, kind) of each member; ('', 0, 0, 'joined') where joined tar files meet"
     size = os.path.getsize(path)
@@ -177,9 +205,6 @@ def _members(path):
     zeros = False
     shared = {}
     own = {}
-
-    def corrupt(what):
-        return ValueError(f'{path}: damaged at byte {at:,}, {what}; copy the shard again')
 
     with open(path, 'rb') as file:
         while True:
@@ -193,16 +218,7 @@ def _members(path):
                 return
             if len(block) < 512 and at and not zeros:
                 raise ValueError(f'{path}: cut off at byte {size:,}, it has no end; copy the shard again')
-            try:
-                info = tarfile.TarInfo.frombuf(block, 'utf-8', 'surrogateescape')
-            except tarfile.TarError as e:
-                if at:
-                    raise corrupt('where a header is expected') from e
-                how = f'or damaged ({e})'
-                for mark, program in _COMPRESSED.items():
-                    if block.startswith(mark):
-                        how = f'it is compressed with {program}: decompress it'
-                raise ValueError(f'{path}: not a tar file, {how}') from e
+            info = _read_header(path, block, at)
             if zeros:
                 yield '', 0, 0, 'joined'
             zeros = False
@@ -214,37 +230,31 @@ def _members(path):
             name = facts.get('GNU.sparse.name') or facts.get('path') or info.name
             stated_size = facts.get('size', str(info.size))
             if not re.fullmatch('[0-9]{1,18}', stated_size):
-                raise corrupt(f'{_shown(name)} has a size of {_shown(stated_size)[:30]}')
+                raise _corrupt(path, at, f'{_shown(name)} has a size of {_shown(stated_size)[:30]}')
             count = 0 if info.type in _NO_DATA else int(stated_size)
             if begin + count > size:
                 raise ValueError(f'{path}: cut off at byte {size:,}, within {_shown(name)}; copy the shard again')
             if extended:
                 headers += 1
                 if headers > _MOST_HEADERS:
-                    raise corrupt(f'more than {_MOST_HEADERS} headers for one file')
+                    raise _corrupt(path, at, f'more than {_MOST_HEADERS} headers for one file')
                 if count > _LONGEST_HEADER:
-                    raise corrupt(f'a header of {count:,} bytes')
+                    raise _corrupt(path, at, f'a header of {count:,} bytes')
                 try:
                     new = _facts_of(info.type, file.read(count))
                 except ValueError as e:
-                    raise corrupt(f'a header that cannot be understood ({e})') from e
+                    raise _corrupt(path, at, f'a header that cannot be understood ({e})') from e
                 if info.type == tarfile.XGLTYPE:
                     shared |= new
                 else:
                     own = new | own  # the first value counts
             else:
-                if info.type == tarfile.GNUTYPE_SPARSE or any(k.startswith('GNU.sparse.') for k in facts):
-                    what = 'sparse'
-                elif info.type in _DATA:
-                    what = 'file'
-                else:
-                    what = 'folder' if info.isdir() else 'link'
-                yield name.rstrip('/'), begin, count, what
+                yield name.rstrip('/'), begin, count, _kind_of(info, facts)
                 own = {}
                 headers = 0
             at = begin + -(-count // 512) * 512
 
-
+# %% ../../nbs/data/70_shards.ipynb #d6e6a118
 def shard_members(
     path: FilePath,  # A tar file
 ) -> Iterator[tuple]:  # Name, byte offset and size of each file
@@ -328,20 +338,23 @@ def _image_of(dataset, i, r):
     r.load().save(out, 'PNG')
     return 'png', out.getvalue()
 
-
+# %% ../../nbs/data/70_shards.ipynb #d88b9eed
 def _lines_of(dataset, i, r):
     "Return the narratives of an image in the format of Localized Narratives, traces to 4 decimals"
     narratives = [r.narrative] if r.narrative else []
     if dataset.narratives is not None:
         narratives = dataset.narratives[i]
 
-    def line(k, x):
-        d = x.line(r.id, dataset.name, k)
-        return {**d, 'traces': [[{c: round(v, 4) for c, v in p.items()} for p in s] for s in d['traces']]}
+    lines = []
+    for k, narrative in enumerate(narratives):
+        line = narrative.line(r.id, dataset.name, k)
+        for stroke in line['traces']:
+            for point in stroke:
+                point.update({c: round(v, 4) for c, v in point.items()})
+        lines.append(line)
+    return lines
 
-    return [line(k, x) for k, x in enumerate(narratives)]
-
-
+# %% ../../nbs/data/70_shards.ipynb #098a020b
 def shard_sample(
     dataset: 'ImageTextDataset',  # Any dataset
     i: int,  # Row

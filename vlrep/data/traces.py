@@ -15,9 +15,10 @@ from ..core.registry import did_you_mean
 def _expand(n):
     "Return the group and the position in the group of every item, for groups of sizes `n` (k,)"
     who = torch.repeat_interleave(torch.arange(len(n), device=n.device), n)
-    return who, torch.arange(len(who), device=n.device) - (n.cumsum(0) - n)[who]
+    first = n.cumsum(0) - n  # where each group begins in the list
+    return who, torch.arange(len(who), device=n.device) - first[who]
 
-
+# %% ../../nbs/data/45_traces.ipynb #fb05981a
 def _groups(span):
     "Return each token's group (b,s), or the number of groups if it has no time, and where each group begins"
     live = span[..., 1] >= span[..., 0]
@@ -27,7 +28,7 @@ def _groups(span):
     row, col = new.nonzero(as_tuple=True)
     return which.masked_fill(~live, len(row)), row, col
 
-
+# %% ../../nbs/data/45_traces.ipynb #23b6abc1
 def _members(t, span, row, col):
     "Find the points at times `t` (b,n) of each group, both ends included: pairs (group, point)"
     n = t.shape[1]
@@ -36,10 +37,13 @@ def _members(t, span, row, col):
     if (t[:, 1:] < t[:, :-1]).any():
         t, order = t.sort(1)
     first = torch.searchsorted(t, span[..., 0].contiguous())[row, col]
-    g, k = _expand(torch.searchsorted(t, span[..., 1].contiguous(), right=True)[row, col] - first)
+    end = torch.searchsorted(t, span[..., 1].contiguous(), right=True)[row, col]
+    g, k = _expand(end - first)
     r = row[g]
     k = k + first[g]
-    return g, r * n + (k if order is None else order[r, k])
+    if order is not None:
+        k = order[r, k]
+    return g, r * n + k
 
 # %% ../../nbs/data/45_traces.ipynb #5ab612fc
 # points are rounded to 1/_unit of the view, and clamped to _far views
@@ -52,8 +56,11 @@ def _runs(p, q, h, w):
     up = (p[:, 1] <= q[:, 1])[:, None]
     low = torch.where(up, p, q)
     high = torch.where(up, q, p)
-    j0, j1 = ((v[:, 1] // _unit).clamp(0, h - 1) for v in (low, high))
-    who, j = _expand((j1 - j0 + 1) * ((high[:, 1] >= 0) & (low[:, 1] <= h * _unit)))
+    # one entry for each row that a line crosses
+    j0 = (low[:, 1] // _unit).clamp(0, h - 1)
+    j1 = (high[:, 1] // _unit).clamp(0, h - 1)
+    in_view = (high[:, 1] >= 0) & (low[:, 1] <= h * _unit)
+    who, j = _expand((j1 - j0 + 1) * in_view)
     j = j + j0[who]
     x0, y0 = low[who].unbind(1)
     x1, y1 = high[who].unbind(1)
@@ -67,11 +74,13 @@ def _runs(p, q, h, w):
     b = torch.where(flat, x1, x0 * dy + (torch.minimum(y1, (j + 1) * _unit) - y0) * dx)
     lo = torch.minimum(a, b)
     hi = torch.maximum(a, b)
-    c0 = lo // cell - ((lo == w * cell) & ((dx >= 0) | ~leaves)).long()  # the last column includes its border
-    c1 = (hi - (leaves & (dx > 0)).long()) // cell
+    on_border = (lo == w * cell) & ((dx >= 0) | ~leaves)
+    c0 = lo // cell - on_border.long()  # the last column includes its border
+    before_corner = leaves & (dx > 0)
+    c1 = (hi - before_corner.long()) // cell
     return who, j, c0.clamp(min=0), c1.clamp(max=w - 1)
 
-
+# %% ../../nbs/data/45_traces.ipynb #f7656916
 def _cells(p, q, h, w):
     "Find the cells that each line meets: indices of the lines, sorted, and of the cells"
     who, j, c0, c1 = _runs(p, q, h, w)
@@ -91,7 +100,7 @@ def _clip(p, q):
     ends = ((p + t * d).round().clamp(0, _unit).long() for t in (t0, t1))
     return *ends, (t0 <= t1)[:, 0]
 
-
+# %% ../../nbs/data/45_traces.ipynb #34edb00b
 def _chain(v):
     "Find the edges of the left side of the hull of points v (g,m,2), padded with inf: groups and ends"
     g = torch.arange(len(v), device=v.device)
@@ -144,15 +153,18 @@ def _lines(trace, g, i, start, end, *, draw):
     points = trace.flatten(0, 1)
     p = points[i - 1]
     q = points[i]
-    a = start[g]
-    b = end[g]
-    near = (q[:, 3] > 0) & (i % trace.shape[1] > 0) & (p[:, 2] >= a) & (p[:, 2] <= b) & draw
+    drawn = (q[:, 3] > 0) & (i % trace.shape[1] > 0)
+    during = (p[:, 2] >= start[g]) & (p[:, 2] <= end[g])
+    near = drawn & during & draw
     p, q = ((v[:, :2].double().clamp_(-_far, _far) * _unit).round_().long() for v in (p, q))
     return torch.where(near[:, None], p, q), q
 
 
 def _filled(x, dim):
-    return (x.cumsum(dim) > 0) & (x.flip(dim).cumsum(dim).flip(dim) > 0)  # first to last
+    "Fill `x` along `dim` from the first to the last cell that is lit"
+    after_first = x.cumsum(dim) > 0
+    before_last = x.flip(dim).cumsum(dim).flip(dim) > 0
+    return after_first & before_last
 
 # %% ../../nbs/data/45_traces.ipynb #e23c82da
 def render_traces(
