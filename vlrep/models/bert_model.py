@@ -76,7 +76,8 @@ class BertLayer(EncoderLayer):
         self.self_attn.dropout = config.attention_dropout
 
     def _feed_forward(self, x):
-        return self._drop(_linear(F.gelu(_linear(x, self.linear1)), self.linear2))
+        hidden = F.gelu(_linear(x, self.linear1))
+        return self._drop(_linear(hidden, self.linear2))
 
 # %% ../../nbs/models/57_bert_model.ipynb #82b56ab4
 class Bert(nn.Module):
@@ -116,10 +117,10 @@ class Bert(nn.Module):
     ) -> Tensor:  # (b,s,d)
         "Compute the input vectors of the first layer"
         s = tokens.shape[1]
-        if s > self.config.max_len:
+        most = self.config.max_len
+        if s > most:
             raise ValueError(
-                f'tokens: {s} tokens, but this BERT has positions for {self.config.max_len} only: truncate texts '
-                '(max_len)'
+                f'tokens: {s} tokens, but this BERT has positions for {most} only: truncate texts (max_len)'
             )
         kind = self.segments.weight[0] if segments is None else self.segments(segments)
         x = self.norm(self.words(tokens) + self.positions.weight[:s] + kind)
@@ -133,7 +134,8 @@ class Bert(nn.Module):
         "Compute contextual vectors of any input vectors"
         first = torch.arange(real.shape[1], device=real.device) == 0
         real = real | (first & ~real.any(1, keepdim=True))  # attention needs at least one key
-        mask = torch.zeros(real.shape, device=x.device).masked_fill_(~real, -torch.inf)[:, None, None]
+        mask = torch.zeros(real.shape, device=x.device).masked_fill_(~real, -torch.inf)
+        mask = mask[:, None, None]  # for all heads and queries
         packing = None
         if x.device.type == 'cpu' and not real.all():
             packing = Packing(real)
@@ -164,7 +166,8 @@ class Bert(nn.Module):
         states: Tensor,  # From `forward`, at all positions or at the masked ones (...,d)
     ) -> Tensor:  # (...,v)
         "Score every token of the vocabulary; the last layer is tied to the word embeddings"
-        return F.linear(self.transform_norm(F.gelu(self.transform(states))), self.words.weight, self.bias)
+        x = self.transform_norm(F.gelu(self.transform(states)))
+        return F.linear(x, self.words.weight, self.bias)
 
     def freeze(self) -> 'Bert':
         "Freeze all parameters and disable dropout, so the same text always has the same vectors"
