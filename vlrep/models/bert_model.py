@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+from fastcore.basics import patch
 from torch import Tensor
 
 from ..core.fields import Float, Int, check_fields
@@ -154,21 +155,6 @@ class Bert(nn.Module):
         real = sequence_mask(lengths, tokens.shape[1])
         return self.encode(self.embeddings(tokens, segments), real)
 
-    def pooled(
-        self,
-        states: Tensor,  # From `forward` (b,s,d)
-    ) -> Tensor:  # (b,d), in (-1,1)
-        "Reduce a text to the first token's vector, passed through a linear layer and tanh"
-        return self.pooler(states[:, 0]).tanh()
-
-    def mlm_logits(
-        self,
-        states: Tensor,  # From `forward`, at all positions or at the masked ones (...,d)
-    ) -> Tensor:  # (...,v)
-        "Score every token of the vocabulary; the last layer is tied to the word embeddings"
-        x = self.transform_norm(F.gelu(self.transform(states)))
-        return F.linear(x, self.words.weight, self.bias)
-
     def freeze(self) -> 'Bert':
         "Freeze all parameters and disable dropout, so the same text always has the same vectors"
         self.frozen = True
@@ -177,3 +163,22 @@ class Bert(nn.Module):
     def train(self, mode: bool = True) -> 'Bert':
         "Set training or evaluation mode; a frozen BERT stays in evaluation mode"
         return super().train(mode and not self.frozen)
+
+# %% ../../nbs/models/57_bert_model.ipynb #01e4f219
+@patch
+def pooled(
+    self: Bert,
+    states: Tensor,  # From `forward` (b,s,d)
+) -> Tensor:  # (b,d), in (-1,1)
+    "Reduce a text to the first token's vector, passed through a linear layer and tanh"
+    return self.pooler(states[:, 0]).tanh()
+
+# %% ../../nbs/models/57_bert_model.ipynb #3edf0407
+@patch
+def mlm_logits(
+    self: Bert,
+    states: Tensor,  # From `forward`, at all positions or at the masked ones (...,d)
+) -> Tensor:  # (...,v)
+    "Score every token of the vocabulary; the last layer is tied to the word embeddings"
+    x = self.transform_norm(F.gelu(self.transform(states)))
+    return F.linear(x, self.words.weight, self.bias)
