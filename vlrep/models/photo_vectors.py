@@ -46,7 +46,7 @@ def _npy(path, vectors, ids, facts):
     with atomic_file(path) as new, open(new, 'wb') as file:
         np.save(file, vectors)
 
-
+# %% ../../nbs/models/68_photo_vectors.ipynb #bdcc6594
 def _parquet(path, vectors, ids, facts):
     import pyarrow as pa  # imported only for these files
     from pyarrow import parquet
