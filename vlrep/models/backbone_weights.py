@@ -178,7 +178,7 @@ def _groups(names, before):
     counts = Counter(heads)
     return _listed([f'{h} ({n})' if h.endswith('*') else h for h, n in counts.items()])
 
-
+# %% ../../nbs/models/50_backbone_weights.ipynb #0fff194e
 def _log_found(log, name, before, rest):
     "Log which network was loaded and what was not used, unless the file contains nothing else"
     parts = []
@@ -198,7 +198,7 @@ def _named(key):
     number, dot, rest = key.partition('.')
     return _CHILDREN[number] + dot + rest if dot and number in _CHILDREN else key
 
-
+# %% ../../nbs/models/50_backbone_weights.ipynb #bfcaba7a
 def load_backbone(
     source: FilePath | dict,  # A file (.pth, .pt, .safetensors), or a dict of weights
     log: Callable = print,  # Called with a message on what was loaded and what is not used; None for no messages

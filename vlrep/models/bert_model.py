@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+from fastcore.basics import patch
 from torch import Tensor
 
 from ..core.fields import Float, Int, check_fields
@@ -76,7 +77,8 @@ class BertLayer(EncoderLayer):
         self.self_attn.dropout = config.attention_dropout
 
     def _feed_forward(self, x):
-        return self._drop(_linear(F.gelu(_linear(x, self.linear1)), self.linear2))
+        hidden = F.gelu(_linear(x, self.linear1))
+        return self._drop(_linear(hidden, self.linear2))
 
 # %% ../../nbs/models/57_bert_model.ipynb #82b56ab4
 class Bert(nn.Module):
@@ -116,10 +118,10 @@ class Bert(nn.Module):
     ) -> Tensor:  # (b,s,d)
         "Compute the input vectors of the first layer"
         s = tokens.shape[1]
-        if s > self.config.max_len:
+        most = self.config.max_len
+        if s > most:
             raise ValueError(
-                f'tokens: {s} tokens, but this BERT has positions for {self.config.max_len} only: truncate texts '
-                '(max_len)'
+                f'tokens: {s} tokens, but this BERT has positions for {most} only: truncate texts (max_len)'
             )
         kind = self.segments.weight[0] if segments is None else self.segments(segments)
         x = self.norm(self.words(tokens) + self.positions.weight[:s] + kind)
@@ -133,7 +135,8 @@ class Bert(nn.Module):
         "Compute contextual vectors of any input vectors"
         first = torch.arange(real.shape[1], device=real.device) == 0
         real = real | (first & ~real.any(1, keepdim=True))  # attention needs at least one key
-        mask = torch.zeros(real.shape, device=x.device).masked_fill_(~real, -torch.inf)[:, None, None]
+        mask = torch.zeros(real.shape, device=x.device).masked_fill_(~real, -torch.inf)
+        mask = mask[:, None, None]  # for all heads and queries
         packing = None
         if x.device.type == 'cpu' and not real.all():
             packing = Packing(real)
@@ -152,20 +155,6 @@ class Bert(nn.Module):
         real = sequence_mask(lengths, tokens.shape[1])
         return self.encode(self.embeddings(tokens, segments), real)
 
-    def pooled(
-        self,
-        states: Tensor,  # From `forward` (b,s,d)
-    ) -> Tensor:  # (b,d), in (-1,1)
-        "Reduce a text to the first token's vector, passed through a linear layer and tanh"
-        return self.pooler(states[:, 0]).tanh()
-
-    def mlm_logits(
-        self,
-        states: Tensor,  # From `forward`, at all positions or at the masked ones (...,d)
-    ) -> Tensor:  # (...,v)
-        "Score every token of the vocabulary; the last layer is tied to the word embeddings"
-        return F.linear(self.transform_norm(F.gelu(self.transform(states))), self.words.weight, self.bias)
-
     def freeze(self) -> 'Bert':
         "Freeze all parameters and disable dropout, so the same text always has the same vectors"
         self.frozen = True
@@ -174,3 +163,22 @@ class Bert(nn.Module):
     def train(self, mode: bool = True) -> 'Bert':
         "Set training or evaluation mode; a frozen BERT stays in evaluation mode"
         return super().train(mode and not self.frozen)
+
+# %% ../../nbs/models/57_bert_model.ipynb #01e4f219
+@patch
+def pooled(
+    self: Bert,
+    states: Tensor,  # From `forward` (b,s,d)
+) -> Tensor:  # (b,d), in (-1,1)
+    "Reduce a text to the first token's vector, passed through a linear layer and tanh"
+    return self.pooler(states[:, 0]).tanh()
+
+# %% ../../nbs/models/57_bert_model.ipynb #3edf0407
+@patch
+def mlm_logits(
+    self: Bert,
+    states: Tensor,  # From `forward`, at all positions or at the masked ones (...,d)
+) -> Tensor:  # (...,v)
+    "Score every token of the vocabulary; the last layer is tied to the word embeddings"
+    x = self.transform_norm(F.gelu(self.transform(states)))
+    return F.linear(x, self.words.weight, self.bias)

@@ -135,7 +135,7 @@ def _open_begun(folder, batches):
     write_json(begun, batches)
     return file
 
-
+# %% ../../nbs/models/60_features.ipynb #5d5adc93
 def _layout(file):
     "Return the offset of the rows and the bytes of each; 0 and 0 if the header is incomplete"
     try:

@@ -66,7 +66,9 @@ class RegionInput(nn.Module):
         if self.boxes is None:
             return norm(x + self.position + self.segment)
         x0, y0, x1, y1 = boxes.to(feats.dtype).unbind(-1)
-        return self.norm(x + self.boxes(torch.stack([x0, y0, x1, y1, (x1 - x0) * (y1 - y0)], -1)))
+        area = (x1 - x0) * (y1 - y0)
+        place = torch.stack([x0, y0, x1, y1, area], -1)
+        return self.norm(x + self.boxes(place))
 
     def measure(
         self,
@@ -122,9 +124,8 @@ class FusionModel(nn.Module):
         self.region_encoder = region_encoder
         self.heads = heads
         self.tokenizer = tokenizer
-        self.regions_in = RegionInput(
-            region_encoder.width, e, None if heads.boxes else bert, config.eps, standardize=heads.standardize
-        )
+        copied = None if heads.boxes else bert
+        self.regions_in = RegionInput(region_encoder.width, e, copied, config.eps, standardize=heads.standardize)
         self.text_pool = nn.Linear(bert.width, w) if w else None
         self.region_pool = nn.Linear(e, w) if w else None
         if w or heads.pool_token == 'last':
@@ -173,15 +174,15 @@ class FusionModel(nn.Module):
         tokens = batch['tokens']
         salt = batch['salt']
         regions = self.regions(batch)
+        counts = regions['region_counts']
         seen, want = mask_words(tokens, batch['lengths'], salt, self.tokenizer, h.share)
         if h.classes:
-            feats, masked = mask_regions(
-                regions['region_feats'], regions['region_counts'], salt, h.region_share, h.zeroed
-            )
+            feats, masked = mask_regions(regions['region_feats'], counts, salt, h.region_share, h.zeroed)
             regions = {**regions, 'region_feats': feats}
         text, image = self.states({**batch, 'tokens': seen}, regions)
-        idle = 0 * (self.pooled(text, image, batch['lengths'], regions['region_counts']).sum() + image.sum())
-        out = dict(logits=self.word_scores(text[want >= 0]) + idle, target=want[want >= 0])
+        idle = 0 * (self.pooled(text, image, batch['lengths'], counts).sum() + image.sum())
+        asked = want >= 0
+        out = dict(logits=self.word_scores(text[asked]) + idle, target=want[asked])
         if h.classes:
             out |= dict(region_logits=self.classify(image[masked]), target_regions=regions['region_probs'][masked])
         return out
@@ -193,10 +194,12 @@ def regions(
     batch: dict,  # With `region_feats`, or the inputs of the region encoder
 ) -> dict:  # `region_feats` (b,n,d), `region_boxes` (b,n,4), `region_counts` (b,), perhaps `region_probs` (b,n,c)
     "Return the regions of a batch, or compute them"
-    got = batch if 'region_feats' in batch else self.region_encoder(batch)
+    got = batch
+    if 'region_feats' not in batch:
+        got = self.region_encoder(batch)
     return {k: v for k, v in got.items() if k.startswith('region_')}
 
-
+# %% ../../nbs/models/64_fusion_model.ipynb #0351866f
 @patch
 def states(
     self: FusionModel,
@@ -209,8 +212,9 @@ def states(
     text = self.bert.embeddings(tokens, batch.get('segments'))
     image = self.regions_in(feats, regions['region_boxes'], self.bert.norm)
     image = drop(image, self.encoder.config.dropout, self.training)
-    words = sequence_mask(batch['lengths'], tokens.shape[1])
-    return self.encoder(text, words, image, sequence_mask(regions['region_counts'], feats.shape[1]))
+    text_real = sequence_mask(batch['lengths'], tokens.shape[1])
+    image_real = sequence_mask(regions['region_counts'], feats.shape[1])
+    return self.encoder(text, text_real, image, image_real)
 
 # %% ../../nbs/models/64_fusion_model.ipynb #7dfd7c6c
 @patch
@@ -241,9 +245,10 @@ def fuse(
     "Compute the fused representation of text and image"
     regions = self.regions(batch)
     text, image = self.states(batch, regions)
-    return dict(pooled=self.pooled(text, image, batch['lengths'], regions['region_counts']), text=text, regions=image)
+    pooled = self.pooled(text, image, batch['lengths'], regions['region_counts'])
+    return dict(pooled=pooled, text=text, regions=image)
 
-
+# %% ../../nbs/models/64_fusion_model.ipynb #d3dfb192
 @patch
 def word_scores(
     self: FusionModel,
@@ -252,8 +257,8 @@ def word_scores(
     "Score each token of the vocabulary"
     if self.decoder is None:
         return self.bert.mlm_logits(states)
-    b = self.bert
-    return self.decoder(b.transform_norm(F.gelu(b.transform(states)))) + b.bias
+    x = self.bert.transform_norm(F.gelu(self.bert.transform(states)))
+    return self.decoder(x) + self.bert.bias
 
 
 @patch
@@ -262,5 +267,6 @@ def fill_mask(
     batch: dict,  # As for `fuse`; `masked` (b,s) bool marks positions, by default those of [MASK]
 ) -> Tensor:  # Scores at these positions, row by row (m,v)
     "Predict masked words from the other words and the image"
-    at = batch['masked'] if 'masked' in batch else batch['tokens'] == self.tokenizer.mask
-    return self.word_scores(self.states(batch, self.regions(batch))[0][at])
+    masked = batch['masked'] if 'masked' in batch else batch['tokens'] == self.tokenizer.mask
+    text, _ = self.states(batch, self.regions(batch))
+    return self.word_scores(text[masked])

@@ -32,7 +32,7 @@ _INPUTS = dict(  # Capability that can be exported -> names of its arguments
     next_words=('visual_tokens', 'tokens'),
 )
 
-
+# %% ../../nbs/models/72_graph_export.ipynb #58aa6bb5
 def _owner(f):
     "Return the module that the method `f` belongs to, or `f`"
     return getattr(f, '__self__', f)
@@ -49,7 +49,7 @@ class _Function(nn.Module):
     def forward(self, *inputs: Tensor) -> Tensor:
         return self.f(*inputs)
 
-
+# %% ../../nbs/models/72_graph_export.ipynb #f1933880
 def _examples(m, names, rows, words):
     "Draw inputs of these names for `rows` rows, with texts of `words` tokens; partial captions have no padding"
     gen = torch_rng('graph', rows)
@@ -64,11 +64,13 @@ def _examples(m, names, rows, words):
         inputs['tokens'][torch.arange(words) >= inputs['lengths'][:, None]] = m.tokenizer.pad
     return tuple(inputs[n] for n in names)
 
-
+# %% ../../nbs/models/72_graph_export.ipynb #29c82b9d
 def _import_onnxruntime():
     "Import ONNX Runtime and the packages that PyTorch needs to write ONNX"
     try:
-        return [import_module(name) for name in ('onnx', 'onnxscript', 'onnxruntime')][-1]
+        for name in ('onnx', 'onnxscript'):
+            import_module(name)
+        return import_module('onnxruntime')
     except ImportError as e:
         raise ValueError(f'--to onnx: {e.name} is not installed (pip install "vlrep[onnx]")') from None
 
@@ -91,7 +93,12 @@ def _read(to, path):
     options.intra_op_num_threads = torch.get_num_threads()
     session = runtime.InferenceSession(path, options, providers=['CPUExecutionProvider'])
     names = [i.name for i in session.get_inputs()]
-    return lambda *inputs: torch.from_numpy(session.run(None, {n: x.numpy() for n, x in zip(names, inputs)})[0])
+
+    def graph(*inputs):
+        arrays = {name: x.numpy() for name, x in zip(names, inputs)}
+        return torch.from_numpy(session.run(None, arrays)[0])
+
+    return graph
 
 # %% ../../nbs/models/72_graph_export.ipynb #48851902
 def _export_one(m, name, to, folder):
@@ -112,7 +119,7 @@ def _export_one(m, name, to, folder):
         others = _examples(m, names, 3, 6)
         return relative_difference(f(*others), graph(*others))
 
-
+# %% ../../nbs/models/72_graph_export.ipynb #ea3e2a98
 _OPEN = """import {module}
 from PIL import Image
 from torchvision.transforms import {crops}, Compose, Normalize, Resize, ToTensor
@@ -134,7 +141,7 @@ def _opening_lines(view, to, file):
     module = dict(onnx='onnxruntime').get(to, 'torch')
     return _OPEN.format(module=module, run=_RUN[to].format(file=str(file)), **facts).splitlines()
 
-
+# %% ../../nbs/models/72_graph_export.ipynb #0ecd8613
 def export_graphs(
     m: Pretrained,  # A model on the CPU
     folder: FilePath,  # New folder for the files; it must not exist, or be empty
@@ -154,8 +161,7 @@ def export_graphs(
     if not names:
         raise ValueError(
             f'{m.name}: it has no capability that is a function of a batch of images or texts alone, so nothing can be '
-            f'exported to {to}; '
-            f'its capabilities: {", ".join(m.capabilities)}'
+            f'exported to {to}; its capabilities: {", ".join(m.capabilities)}'
         )
     check_new_folder(folder)
     left_out = {n: 'is not a function of a batch alone' for n in m.capabilities if n not in names}
@@ -174,10 +180,13 @@ def export_graphs(
         note = dict(graphs=graphs, images=view)
         if m.tokenizer is not None:
             m.tokenizer.save(new / 'tokenizer.model')
-            note['tokens'] = {k: getattr(m.tokenizer, k) for k in ('sos', 'eos', 'pad')} | dict(max_len=m.max_len)
+            t = m.tokenizer
+            note['tokens'] = dict(sos=t.sos, eos=t.eos, pad=t.pad, max_len=m.max_len)
         write_json(new / 'graphs.json', note)
         files = sorted(p.name for p in new.iterdir())
-    lines = _opening_lines(view, to, folder / graphs[names[0]]['file']) if 'images' in _INPUTS[names[0]] else []
-    return dict(
-        files=[str(folder / f) for f in files], by=by, error=max(errors.values()), open=lines, left_out=left_out
-    )
+    first = names[0]
+    lines = []
+    if 'images' in _INPUTS[first]:
+        lines = _opening_lines(view, to, folder / graphs[first]['file'])
+    files = [str(folder / f) for f in files]
+    return dict(files=files, by=by, error=max(errors.values()), open=lines, left_out=left_out)

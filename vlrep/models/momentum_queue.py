@@ -125,17 +125,19 @@ class Queue(nn.Module):
         self.enqueued_at[at] = self.steps + 1
         self.staged.add_(len(vectors)).clamp_(max=n)
 
-    @torch.no_grad()
-    def drop(self) -> None:
-        "Discard the staged keys"
-        n = len(self.ids)
-        ahead = (torch.arange(n, device=self.ids.device) - self.pointer) % n
-        gone = ahead < self.staged
-        # masked keys that are not finite would still reach the gradient: 0 times NaN is NaN
-        for k, b in self.named_buffers():
-            if k.startswith('keys_'):
-                b.masked_fill_(gone[:, None], 0.0)
-        self.staged.zero_()
+# %% ../../nbs/models/45_momentum_queue.ipynb #b0b39ccd
+@patch
+@torch.no_grad()
+def drop(self: Queue) -> None:
+    "Discard the staged keys"
+    n = len(self.ids)
+    ahead = (torch.arange(n, device=self.ids.device) - self.pointer) % n
+    gone = ahead < self.staged
+    # masked keys that are not finite would still reach the gradient: 0 times NaN is NaN
+    for k, b in self.named_buffers():
+        if k.startswith('keys_'):
+            b.masked_fill_(gone[:, None], 0.0)
+    self.staged.zero_()
 
 # %% ../../nbs/models/45_momentum_queue.ipynb #fb1977ba
 @patch

@@ -46,15 +46,16 @@ def _npy(path, vectors, ids, facts):
     with atomic_file(path) as new, open(new, 'wb') as file:
         np.save(file, vectors)
 
-
+# %% ../../nbs/models/68_photo_vectors.ipynb #bdcc6594
 def _parquet(path, vectors, ids, facts):
     import pyarrow as pa  # imported only for these files
     from pyarrow import parquet
 
     column = pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), vectors.shape[1])
-    table = pa.table(dict(id=ids, vector=column))
+    about = {k: str(v) for k, v in facts.items()}
+    table = pa.table(dict(id=ids, vector=column)).replace_schema_metadata(about)
     with atomic_file(path) as new:
-        parquet.write_table(table.replace_schema_metadata({k: str(v) for k, v in facts.items()}), new)
+        parquet.write_table(table, new)
 
 
 def _safetensors(path, vectors, ids, facts):
@@ -68,7 +69,7 @@ def _safetensors(path, vectors, ids, facts):
 _WRITERS = {'.npy': _npy, '.parquet': _parquet, '.safetensors': _safetensors}
 VECTOR_FORMATS = tuple(_WRITERS)
 
-
+# %% ../../nbs/models/68_photo_vectors.ipynb #3c5fcd24
 def check_vector_file(
     path: FilePath,  # File for the vectors
 ) -> Path:
@@ -78,12 +79,13 @@ def check_vector_file(
         raise ValueError(f'--out {path}: the name of the file must end with {", ".join(VECTOR_FORMATS)}')
     if path.suffix == '.parquet' and find_spec('pyarrow') is None:
         raise ValueError(f'--out {path}: the package pyarrow is not installed (pip install pyarrow)')
-    for file in [path, _ids_file(path)] if path.suffix == '.npy' else [path]:
+    files = [path, _ids_file(path)] if path.suffix == '.npy' else [path]
+    for file in files:
         if file.exists():
             raise ValueError(f'--out {path}: {file} exists already; remove it or choose another name')
     return path
 
-
+# %% ../../nbs/models/68_photo_vectors.ipynb #19f35eb4
 def write_vectors(
     path: FilePath,  # A new file: .npy, .parquet or .safetensors
     vectors: np.ndarray,  # float32 (n,d)
@@ -109,7 +111,7 @@ def unit_length(
     lengths = np.linalg.norm(vectors, axis=-1, keepdims=True)
     return (vectors / np.maximum(lengths, 1e-12)).astype(np.float32)
 
-
+# %% ../../nbs/models/68_photo_vectors.ipynb #bd30381e
 def nearest(
     vectors: np.ndarray,  # Vectors of length 1 (n,d)
     query: np.ndarray,  # A vector of length 1 (d,)
@@ -120,7 +122,7 @@ def nearest(
     rows = np.argsort(-cosines, kind='stable')[:top]
     return rows, cosines[rows]
 
-
+# %% ../../nbs/models/68_photo_vectors.ipynb #9ab74324
 def best_matches(
     names: Sequence[str | int],  # Names of the photos (n,)
     vectors: np.ndarray,  # As for `nearest`
@@ -128,7 +130,8 @@ def best_matches(
     top: int = 12,  # Maximum number of results
 ) -> list[Match]:  # The largest cosine first
     "Find the photos whose vectors have the largest cosine with the query"
-    return [Match(names[row], float(cosine)) for row, cosine in zip(*nearest(vectors, query, top))]
+    rows, cosines = nearest(vectors, query, top)
+    return [Match(names[row], float(cosine)) for row, cosine in zip(rows, cosines)]
 
 # %% ../../nbs/models/68_photo_vectors.ipynb #07ab3313
 _CHUNK = 2000  # Photos between two saves
@@ -151,12 +154,9 @@ class PhotoIndex:
     ) -> 'PhotoIndex':
         "Keep the photos that still exist and have not changed"
         rows = [i for i, (name, stamp) in enumerate(self.photos.items()) if stamps.get(name) == stamp]
-        names = list(self.photos)
-        return PhotoIndex(
-            {names[i]: self.photos[names[i]] for i in rows},
-            self.vectors[rows] if rows else None,
-            {name: fault for name, fault in self.corrupt.items() if stamps.get(name) == fault[:2]},
-        )
+        photos = {name: stamp for name, stamp in self.photos.items() if stamps.get(name) == stamp}
+        corrupt = {name: fault for name, fault in self.corrupt.items() if stamps.get(name) == fault[:2]}
+        return PhotoIndex(photos, self.vectors[rows] if rows else None, corrupt)
 
     def add(
         self,
@@ -166,12 +166,12 @@ class PhotoIndex:
         "Add photos and sort all by name"
         self.photos |= photos
         self.vectors = vectors if self.vectors is None else np.concatenate([self.vectors, vectors])
-        order = sorted(range(len(self)), key=list(self.photos).__getitem__)
         names = list(self.photos)
+        order = sorted(range(len(self)), key=lambda i: names[i])
         self.photos = {names[i]: self.photos[names[i]] for i in order}
         self.vectors = self.vectors[order]
 
-
+# %% ../../nbs/models/68_photo_vectors.ipynb #af5bf0a5
 def _has_utf8_name(name):
     try:
         name.encode()
@@ -188,7 +188,7 @@ def _stamp(path):
         return [0, 0]
     return [found.st_size, found.st_mtime_ns]
 
-
+# %% ../../nbs/models/68_photo_vectors.ipynb #7ec69f43
 def _read(at, facts, log):
     "Read an index; return an empty one if it is damaged or of different vectors"
     if not recover_folder(at).exists():
@@ -224,6 +224,22 @@ def _writable(place):
         why = e.strerror
     raise ValueError(f'{place}: the index cannot be written there ({why}); name another folder with --index DIR')
 
+# %% ../../nbs/models/68_photo_vectors.ipynb #d0bbb50a
+def _report(folder, index, read, gone, max_corrupt, log):
+    "Log what was read, removed and skipped; a `ValueError` if more photos are damaged than allowed, or all"
+    if read or gone:
+        log(f'index of {folder}: {len(index):,} photos ({read:,} read, {gone:,} gone)')
+    if not index.corrupt:
+        return
+    total = len(index) + len(index.corrupt)
+    what = f'{folder}: {len(index.corrupt):,} of {total:,} photos cannot be read'
+    why = some_of(fault[2] for fault in index.corrupt.values())
+    if len(index.corrupt) > corrupt_limit(total, max_corrupt):
+        raise ValueError(f'{what}, more than --max-corrupt {max_corrupt} allows: {why}')
+    if not len(index):
+        raise ValueError(f'{what}: {why}')
+    log(f'{what}: {why}')
+
 # %% ../../nbs/models/68_photo_vectors.ipynb #e3b94de0
 def update_index(
     folder: FilePath,  # Folder of photos, with subfolders of any depth
@@ -246,7 +262,8 @@ def update_index(
         stamps = {name: _stamp(folder / name) for name in names}
         old = _read(at, facts, log)
         index = old.unchanged(stamps)
-        new = [name for name in names if name not in index.photos and name not in index.corrupt]
+        known = index.photos.keys() | index.corrupt.keys()
+        new = [name for name in names if name not in known]
         todo = [name for name in new if _has_utf8_name(name)]
         for name in set(new) - set(todo):
             index.corrupt[name] = [*stamps[name], f'{name!a}: the name is not UTF-8, rename the file']
@@ -263,21 +280,6 @@ def update_index(
             _write(at, index, facts)
         if not todo and (old.photos, old.corrupt) != (index.photos, index.corrupt):
             _write(at, index, facts)
-    _report(folder, index, len(new), len(set(old.photos) - set(names)), max_corrupt, log)
+    gone = set(old.photos) - set(names)
+    _report(folder, index, len(new), len(gone), max_corrupt, log)
     return index
-
-
-def _report(folder, index, read, gone, max_corrupt, log):
-    "Log what was read, removed and skipped; a `ValueError` if more photos are damaged than allowed, or all"
-    if read or gone:
-        log(f'index of {folder}: {len(index):,} photos ({read:,} read, {gone:,} gone)')
-    if not index.corrupt:
-        return
-    total = len(index) + len(index.corrupt)
-    what = f'{folder}: {len(index.corrupt):,} of {total:,} photos cannot be read'
-    why = some_of(fault[2] for fault in index.corrupt.values())
-    if len(index.corrupt) > corrupt_limit(total, max_corrupt):
-        raise ValueError(f'{what}, more than --max-corrupt {max_corrupt} allows: {why}')
-    if not len(index):
-        raise ValueError(f'{what}: {why}')
-    log(f'{what}: {why}')

@@ -178,7 +178,7 @@ def _each(self: Pretrained, images, f, bs):
     with self.evaluating():
         return [o for results in progress(batches, n, 'batches of images') for o in results]
 
-
+# %% ../../nbs/models/70_pretrained.ipynb #181517eb
 @patch
 def _vectors(self: Pretrained, images, f, bs, precision):
     "Apply `f` to the images; return an array with one row per image"
@@ -290,7 +290,7 @@ def is_photo(
     "Tell whether a query is an image or a path to one, which is a text that ends like an image file"
     return not isinstance(query, str) or Path(query).suffix[1:].lower() in IMAGE_SUFFIXES
 
-
+# %% ../../nbs/models/70_pretrained.ipynb #bb0242e9
 @patch
 def photo_vectors(
     self: Pretrained,
@@ -335,7 +335,7 @@ def photo_index(
     "Embed the photos of a folder for `search`, unless they are in the index already"
     return update_index(folder, self.vector_facts(), self.photo_vectors, self.side, place, **options)
 
-
+# %% ../../nbs/models/70_pretrained.ipynb #e89dd2f9
 @patch
 def search(
     self: Pretrained,
