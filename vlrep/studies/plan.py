@@ -308,7 +308,7 @@ class _Quick:
     ask: dict = field(default_factory=dict)
 
 # %% ../../nbs/studies/10_plan.ipynb #48a63839
-def _kept_fields(study, quick):
+def _remaining_fields(study, quick):
     "Return the fields of the recipe of each variant that is kept; a `ValueError` for a name that is unknown"
     names = [a.name for a in study.variants]
     for part in ('keep', 'own'):
@@ -353,7 +353,7 @@ def quick_table(
         raise ValueError(f'{file}: quick: missing; write how small the study may be as [quick]')
     with at(f'{file}: quick.'):
         quick = read_table(_Quick, table['quick'])
-        recipe_fields = _kept_fields(study, quick)
+        recipe_fields = _remaining_fields(study, quick)
     out = {k: v for k, v in table.items() if k != 'quick'}
     for part in ('data', 'finetune', 'ask'):
         changes = getattr(quick, part)
@@ -367,8 +367,8 @@ def quick_table(
         own = table['finetune'].get('own', {})
         few = quick.finetune.get('own', {})
         out['finetune'] = out['finetune'] | dict(own={t: {**own.get(t, {}), **few.get(t, {})} for t in tasks})
-    kept = [row for row in table['variants'] if row['name'] in recipe_fields]
-    out['variants'] = [_quick_variant(row, quick, recipe_fields[row['name']], tasks) for row in kept]
+    remaining = [row for row in table['variants'] if row['name'] in recipe_fields]
+    out['variants'] = [_quick_variant(row, quick, recipe_fields[row['name']], tasks) for row in remaining]
     left_out = {a.name for a in study.variants} - {*recipe_fields}
 
     def remains(c):
