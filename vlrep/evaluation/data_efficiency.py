@@ -24,7 +24,8 @@ def part_rows(
     seed: int = 0,  # Determines the order
 ) -> np.ndarray:  # Row numbers in random order: a smaller subset is a prefix of a larger one
     "Draw a random subset of the rows; subsets with the same seed are nested"
-    return rng(seed, 'part', n).permutation(n)[: max(1, round(part * n))]
+    order = rng(seed, 'part', n).permutation(n)
+    return order[: max(1, round(part * n))]
 
 # %% ../../nbs/evaluation/45_data_efficiency.ipynb #234b6c17
 _FOLDS = 3
@@ -33,23 +34,38 @@ _FOLDS = 3
 def _probe(x, y, l2s, classes):
     "Fit the linear probe of a subset, with the strength chosen by cross-validation (rows alternate between folds)"
     fold = np.arange(len(x)) % _FOLDS
-    got = np.zeros((_FOLDS, len(l2s)))
-    for f in range(_FOLDS if len(x) >= 2 * _FOLDS and len(l2s) > 1 else 0):
+    values = np.zeros((_FOLDS, len(l2s)))
+    can_choose = len(x) >= 2 * _FOLDS and len(l2s) > 1
+    for f in range(_FOLDS) if can_choose else ():
         out = fold == f
         scores = fit_linear(x[~out], y[~out], l2s, classes=classes)(x[out])
         if y.ndim == 1:
-            got[f] = [top1(s, y[out]) for s in scores]
+            values[f] = [top1(s, y[out]) for s in scores]
         elif y[out].any():
-            got[f] = [mean_ap(s, y[out])[0] for s in scores]
-    best = np.flatnonzero(got.mean(0) == got.mean(0).max())[-1]
+            values[f] = [mean_ap(s, y[out])[0] for s in scores]
+    mean = values.mean(0)
+    best = np.flatnonzero(mean == mean.max())[-1]  # the strongest of those that tie
     return fit_linear(x, y, (l2s[best],), classes=classes)
 
-
+# %% ../../nbs/evaluation/45_data_efficiency.ipynb #7c968b36
 def _statistic(s, y):
     "Make the function from weights of the images (draws,n) to scores (draws,)"
-    return (lambda w: mean_ap(s, y, w)[0]) if y.ndim == 2 else mean_statistic(correct(s, y))
+    if y.ndim == 2:
+        return lambda w: mean_ap(s, y, w)[0]
+    return mean_statistic(correct(s, y))
 
-# %% ../../nbs/evaluation/45_data_efficiency.ipynb #7c968b36
+# %% ../../nbs/evaluation/45_data_efficiency.ipynb #d5f551d6
+def _ends(stats, value, n):
+    "Compute the interval of the mean over seeds: test images and seeds are resampled together"
+    draws = 200
+    seeds = len(stats)
+    counts = rng(0, 'seeds', seeds, draws).multinomial(seeds, np.full(seeds, 1 / seeds), size=draws)
+    pick = counts / seeds  # weight of each seed in each draw (draws,seeds)
+    scores = np.stack([draw_scores(f, n, draws) for f in stats], 1)
+    s = (pick * scores).sum(1)
+    return percentile_interval(s - s.mean() + value)
+
+# %% ../../nbs/evaluation/45_data_efficiency.ipynb #1e7f8785
 def efficiency(
     backbones: dict,  # Name -> backbone: `backbone(images)` gives a grid (b,c,h,w); they are not changed
     train: ImageTextDataset,  # Labelled images, from which the subsets are drawn
@@ -63,50 +79,28 @@ def efficiency(
     # low, high, each` (in percent; `each` per seed)
     "Measure the score against the fraction of labelled images, for every backbone on the same nested subsets"
     seeds = list(seeds)
-    y, yt = (np.asarray(s.labels[label]) for s in (train, test))
+    y = np.asarray(train.labels[label])
+    yt = np.asarray(test.labels[label])
     many = y.ndim == 2
     rows = []
     if many:
-        y, yt = ((v > 0).astype(np.float32) for v in (y, yt))
+        y = (y > 0).astype(np.float32)
+        yt = (yt > 0).astype(np.float32)
     classes = None if many else 1 + int(max(y.max(), yt.max()))
+    strengths = tuple(sorted(l2s))
+    metric = 'mAP' if many else 'top-1'
     w = np.ones((1, len(yt)))
     chance = np.nanmean(chance_ap(yt)[yt.any(0)]) if many else chance_top1(y, yt)
     for who, net in backbones.items():
         x, xt = (features(net, s)['avg'] for s in (train, test))
         for part in sorted(shares):
             sets = [part_rows(len(y), part, s) for s in seeds]
-            fits = [
-                _probe(x[i], torch.as_tensor(y[i]), tuple(sorted(l2s)), classes) for i in map(torch.from_numpy, sets)
-            ]
-            stats = [_statistic(p(xt)[0].numpy(), yt) for p in fits]
+            probes = [_probe(x[torch.from_numpy(i)], torch.as_tensor(y[i]), strengths, classes) for i in sets]
+            stats = [_statistic(p(xt)[0].numpy(), yt) for p in probes]
             each = [float(f(w)[0]) for f in stats]
             value = float(np.mean(each))
             low, high = _ends(stats, value, len(yt))
-            rows.append(
-                score_row(
-                    label,
-                    'mAP' if many else 'top-1',
-                    who,
-                    len(yt),
-                    chance=chance,
-                    value=value,
-                    low=low,
-                    high=high,
-                    part=part,
-                    images=len(sets[0]),
-                    seeds=len(seeds),
-                    each=[round(100 * e, 3) for e in each],
-                )
-            )
+            scores = dict(chance=chance, value=value, low=low, high=high, each=[round(100 * e, 3) for e in each])
+            subset = dict(part=part, images=len(sets[0]), seeds=len(seeds))
+            rows.append(score_row(label, metric, who, len(yt), **scores, **subset))
     return rows
-
-# %% ../../nbs/evaluation/45_data_efficiency.ipynb #d5f551d6
-def _ends(stats, value, n):
-    "Compute the interval of the mean over seeds: test images and seeds are resampled together"
-    draws = 200
-    seeds = len(stats)
-    # (draws,seeds)
-    pick = rng(0, 'seeds', seeds, draws).multinomial(seeds, np.full(seeds, 1 / seeds), size=draws) / seeds
-
-    s = (pick * np.stack([draw_scores(f, n, draws) for f in stats], 1)).sum(1)
-    return percentile_interval(s - s.mean() + value)

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['probe_multilabel', 'mean_statistic', 'probe_class', 'probe_object_location', 'evaluate_transfer',
            'bootstrap_interval', 'bootstrap_scores', 'mean_by_scene', 'statistic_row', 'transfer_table', 'world_table',
-           'table_text', 'log_table', 'table_markdown']
+           'table_text', 'table_markdown', 'log_table']
 
 # %% ../../nbs/evaluation/30_transfer.ipynb #f3081a54
 import numpy as np
@@ -35,9 +35,8 @@ def probe_multilabel(
     columns: dict,  # Question -> columns to average over
 ) -> tuple:  # {question: (statistic, chance)} and the chosen strength
     "Measure the mean average precision of binary linear probes, one for each tag"
-    probe = best_strength(
-        fit_linear(f['train'], torch.as_tensor(y['train'])), f['valid'], lambda s: mean_ap(s, y['valid'])[0]
-    )
+    probes = fit_linear(f['train'], torch.as_tensor(y['train']))
+    probe = best_strength(probes, f['valid'], lambda s: mean_ap(s, y['valid'])[0])
     s = probe(f['test'])[0]
     t = np.asarray(y['test'])
     results = {}
@@ -48,15 +47,21 @@ def probe_multilabel(
             results[w.shape] = w, np.atleast_2d(average_precision(s, t, w))
         return results[w.shape][1]
 
-    def stat(cols):
-        def mean(w):
-            got = ap(w)[:, cols]
-            known = ~np.isnan(got)
-            return np.where(known, got, 0).sum(1) / np.maximum(known.sum(1), 1)
+    def mean_over(cols):
+        "Make the statistic that is the mean over the tags of a question that occur among the drawn scenes"
 
-        return mean
+        def stat(w):
+            precisions = ap(w)[:, cols]
+            known = ~np.isnan(precisions)
+            return np.where(known, precisions, 0).sum(1) / np.maximum(known.sum(1), 1)
 
-    return {q: (stat(list(c)), float(chance_ap(t[:, list(c)]).mean())) for q, c in columns.items()}, probe.l2s[0]
+        return stat
+
+    tasks = {}
+    for question, cols in columns.items():
+        cols = list(cols)
+        tasks[question] = mean_over(cols), float(chance_ap(t[:, cols]).mean())
+    return tasks, probe.l2s[0]
 
 # %% ../../nbs/evaluation/30_transfer.ipynb #41bbb6dc
 def mean_statistic(
@@ -70,7 +75,7 @@ def mean_statistic(
 
     return stat
 
-
+# %% ../../nbs/evaluation/30_transfer.ipynb #2f2649e6
 def probe_class(
     f: dict,  # Split -> features (n,d)
     y: dict,  # Split -> classes (n,)
@@ -78,9 +83,8 @@ def probe_class(
     "Measure the top-1 accuracy of a softmax probe"
     y = {k: np.asarray(v) for k, v in y.items()}
     k = 1 + max(v.max() for v in y.values())
-    probe = best_strength(
-        fit_linear(f['train'], torch.as_tensor(y['train']), classes=k), f['valid'], lambda s: top1(s, y['valid'])
-    )
+    probes = fit_linear(f['train'], torch.as_tensor(y['train']), classes=k)
+    probe = best_strength(probes, f['valid'], lambda s: top1(s, y['valid']))
     right = correct(probe(f['test'])[0], y['test'])
     return mean_statistic(right), chance_top1(y['train'], y['test']), probe.l2s[0]
 
@@ -99,18 +103,13 @@ def probe_object_location(
     def hit(s, c):
         return (np.asarray(s.argmax(-1)) == c) & (c >= 0)
 
-    probe = best_strength(
-        fit_per_category(f['train'], y['train'], classes), f['valid'], lambda s: hit(s, y['valid']).sum()
-    )
+    probes = fit_per_category(f['train'], y['train'], classes)
+    probe = best_strength(probes, f['valid'], lambda s: hit(s, y['valid']).sum())
     right = hit(probe(f['test'])[0], y['test']).sum(1)
     labelled = (y['test'] >= 0).sum(1)
-    usual = np.stack([(y['train'] == c).sum(0) for c in range(classes)]).argmax(0)
-    return (
-        mean_statistic(right, labelled),
-        float((usual == y['test']).sum() / max(labelled.sum(), 1)),
-        probe.l2s[0],
-        int(labelled.sum()),
-    )
+    usual = np.stack([(y['train'] == c).sum(0) for c in range(classes)]).argmax(0)  # each name's most common cell
+    chance = float((usual == y['test']).sum() / max(labelled.sum(), 1))
+    return mean_statistic(right, labelled), chance, probe.l2s[0], int(labelled.sum())
 
 # %% ../../nbs/evaluation/30_transfer.ipynb #d0d1dedd
 def evaluate_transfer(
@@ -125,13 +124,14 @@ def evaluate_transfer(
     def pick(d, k):
         return {s: v[k] for s, v in d.items()}
 
-    avg, n = pick(f, 'avg'), len(f['test']['avg'])
+    avg = pick(f, 'avg')
+    n = len(f['test']['avg'])
     if has('tags'):
         k = y['test']['tags'].shape[1]
         # the first 24 tags are categories that occur in pretraining
         cols = {'objects': range(k), 'seen objects': range(min(24, k)), 'unseen objects': range(24, k)}
-        got, l2 = probe_multilabel(avg, pick(y, 'tags'), {q: c for q, c in cols.items() if len(c)})
-        for q, (stat, chance) in got.items():
+        tasks, l2 = probe_multilabel(avg, pick(y, 'tags'), {q: c for q, c in cols.items() if len(c)})
+        for q, (stat, chance) in tasks.items():
             yield q, 'mAP', n, chance, stat, l2
     for k in ('color', 'setting', 'number'):
         if has(k):
@@ -151,9 +151,10 @@ def bootstrap_interval(
     "Compute the score on all scenes, and its bootstrap interval over scenes"
     value = float(stat(np.ones((1, n)))[0])
     scores = draw_scores(stat, n, draws, seed)
-    return value, *percentile_interval(scores - np.nanmean(scores) + value)
+    low, high = percentile_interval(scores - np.nanmean(scores) + value)
+    return value, low, high
 
-
+# %% ../../nbs/evaluation/30_transfer.ipynb #96ad31ab
 def bootstrap_scores(
     stat: callable,  # As for `bootstrap_interval`
     n: int,  # Number of scenes
@@ -163,16 +164,18 @@ def bootstrap_scores(
     "Compute the score under draws that are the same for every run, so that runs can be compared draw by draw"
     return np.round(unit * draw_scores(stat, n, keep), 2).tolist()
 
-
+# %% ../../nbs/evaluation/30_transfer.ipynb #ace1b489
 def mean_by_scene(
     scores: np.ndarray,  # Score of each question (m,)
     scene: np.ndarray,  # Row of its scene (m,)
     n: int,  # Number of scenes
 ) -> callable:  # As for `bootstrap_interval`
     "Make the statistic that is the mean over questions, where a scene may have several"
-    return mean_statistic(np.bincount(scene, scores, minlength=n), np.bincount(scene, minlength=n).astype(float))
+    sums = np.bincount(scene, scores, minlength=n)
+    counts = np.bincount(scene, minlength=n).astype(float)
+    return mean_statistic(sums, counts)
 
-
+# %% ../../nbs/evaluation/30_transfer.ipynb #acd0d09b
 def statistic_row(
     question: str,  # What is asked
     metric: str,  # How the answers are scored
@@ -220,7 +223,7 @@ def transfer_table(
     order = list(dict.fromkeys(r['question'] for r in rows))
     return sorted(rows, key=lambda r: order.index(r['question']))
 
-# %% ../../nbs/evaluation/30_transfer.ipynb #d69b35cd
+# %% ../../nbs/evaluation/30_transfer.ipynb #229a6ee6
 def world_table(
     backbones: dict,  # Name -> backbone
     world: callable,  # `vlrep.datasets.world.dataset.world`
@@ -230,54 +233,37 @@ def world_table(
     keep: int = 0,  # As for `transfer_table`
 ) -> list:  # Rows as in `transfer_table`
     "Evaluate every backbone on new scenes under domain shift"
-    return transfer_table(
-        backbones,
-        *(world(s, k, size=size, shifted=True) for s, k in zip(('train', 'valid', 'test'), n)),
-        seed=seed,
-        keep=keep,
-    )
+    splits = zip(('train', 'valid', 'test'), n)
+    train, valid, test = (world(split, scenes, size=size, shifted=True) for split, scenes in splits)
+    return transfer_table(backbones, train, valid, test, seed=seed, keep=keep)
 
-# %% ../../nbs/evaluation/30_transfer.ipynb #3f32f990
+# %% ../../nbs/evaluation/30_transfer.ipynb #d69b35cd
 def _grid(rows, cell):
     "Return head and body of the table, one row per question and one column per backbone, as lists of strings"
     who = list(dict.fromkeys(r['backbone'] for r in rows))
     at = {(r['question'], r['backbone']): r for r in rows}
     body = []
     for q in dict.fromkeys(r['question'] for r in rows):
-        mine = [at[q, w] for w in who if (q, w) in at]
-        body.append(
-            [
-                f'{q} ({mine[0]["metric"]})',
-                str(mine[0]['n']),
-                f'{mine[0]["chance"]:.1f}',
-                *(cell(at[q, w]) if (q, w) in at else '' for w in who),
-            ]
-        )
+        first = next(at[q, w] for w in who if (q, w) in at)
+        cells = [cell(at[q, w]) if (q, w) in at else '' for w in who]
+        body.append([f'{q} ({first["metric"]})', str(first['n']), f'{first["chance"]:.1f}', *cells])
     return ['question', 'n', 'chance', *shown_names(rows).values()], body
 
-
+# %% ../../nbs/evaluation/30_transfer.ipynb #3f32f990
 def table_text(
     rows: list,  # From `transfer_table`
 ) -> str:  # Lines of fixed width
     "Write the table for a terminal: value and 95 % interval"
     head, body = _grid(rows, score_text)
     lines = [head, *body]
-    wide = [max(len(l[i]) for l in lines) for i in range(len(lines[0]))]
-    return '\n'.join(
-        '  '.join(c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(l, wide))).rstrip() for l in lines
-    )
+    widths = [max(map(len, column)) for column in zip(*lines)]
+    text = []
+    for first, *rest in lines:
+        cells = [first.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(rest, widths[1:]))]
+        text.append('  '.join(cells).rstrip())
+    return '\n'.join(text)
 
-
-def log_table(
-    context: EvaluationContext,  # Provides the warnings and the log
-    rows: list,  # From `transfer_table`
-) -> list:  # The marked rows
-    "Mark the rows of networks with training problems, and log the table"
-    rows = mark_warned(rows, context.warnings)
-    context.log(table_text(rows))
-    return rows
-
-
+# %% ../../nbs/evaluation/30_transfer.ipynb #d63c2ab5
 def table_markdown(
     rows: list,  # From `transfer_table`
 ) -> str:  # A table in Markdown
@@ -288,3 +274,13 @@ def table_markdown(
         return '| ' + ' | '.join(cells) + ' |'
 
     return '\n'.join([line(head), '|---|' + '---:|' * (len(head) - 1), *map(line, body)])
+
+# %% ../../nbs/evaluation/30_transfer.ipynb #ccae7bd1
+def log_table(
+    context: EvaluationContext,  # Provides the warnings and the log
+    rows: list,  # From `transfer_table`
+) -> list:  # The marked rows
+    "Mark the rows of networks with training problems, and log the table"
+    rows = mark_warned(rows, context.warnings)
+    context.log(table_text(rows))
+    return rows

@@ -41,13 +41,12 @@ class VocSpec:
         "Make the transform that computes the view"
         return EvalTransform(self.size, self.resize, whole=self.view == 'squash')
 
-
-# ICMLM appendix, which searches costs differently
+# %% ../../nbs/evaluation/35_voc07.ipynb #3bf9209b
 VOC_SPECS = dict(
     v1=VocSpec('squash', 224, 224, 'grid2'),  # VirTex, first version: code v0.9
     v2=VocSpec(),  # VirTex, second version: code v1
     loctex=VocSpec('squash', 224, 224),  # LocTex sec. 4
-    icmlm=VocSpec(resize=224, pool='grid2'),
+    icmlm=VocSpec(resize=224, pool='grid2'),  # ICMLM appendix, which searches costs differently
 )
 
 # %% ../../nbs/evaluation/35_voc07.ipynb #07a2bfbc
@@ -68,9 +67,11 @@ def interpolated_ap(
     ends = np.append(np.flatnonzero(np.diff(scores[order])), len(scores) - 1)
     seen = np.cumsum(w, 1)[:, ends]
     found = np.cumsum(w * labels[order], 1)[:, ends]
-    precision = np.maximum.accumulate((found / np.maximum(seen, 1e-12))[:, ::-1], 1)[:, ::-1]
+    precision = found / np.maximum(seen, 1e-12)
+    precision = np.maximum.accumulate(precision[:, ::-1], 1)[:, ::-1]  # from the right, so that it only falls
+    steps = np.diff(found, axis=1, prepend=0)
     with np.errstate(invalid='ignore'):
-        ap = (precision * np.diff(found, axis=1, prepend=0)).sum(1) / found[:, -1]
+        ap = (precision * steps).sum(1) / found[:, -1]
     return float(ap[0]) if weights is None else ap
 
 # %% ../../nbs/evaluation/35_voc07.ipynb #3a47e13b
@@ -106,12 +107,14 @@ def voc07(
     names = train.names.get('present') or [f'class {j}' for j in range(y.shape[1])]
     if yt.shape[1] != y.shape[1] or (test.names.get('present') or names) != names:
         raise ValueError(f'{train.name} and {test.name} do not have the same classes')
-    usable = np.flatnonzero(((y > 0).sum(0) >= 3) & ((y <= 0).sum(0) >= 3) & ((yt > 0).sum(0) > 0))
+    trainable = ((y > 0).sum(0) >= 3) & ((y <= 0).sum(0) >= 3)
+    usable = np.flatnonzero(trainable & ((yt > 0).sum(0) > 0))
     if not len(usable):
         raise ValueError(f'{train.name}: no class is shown three times in training and once in the test')
     spec = spec.at(size) if size else spec
     how = dict(view=spec.transform(), pools=(spec.pool,))
-    f, ft = (F.normalize(features(backbone, s, **how)[spec.pool], dim=1) for s in (train, test))
+    f = F.normalize(features(backbone, train, **how)[spec.pool], dim=1)
+    ft = F.normalize(features(backbone, test, **how)[spec.pool], dim=1)
     svms = fit_svms(f, y[:, usable], costs)
     s = svms(ft).double().numpy()
     yt = yt[:, usable]
@@ -127,17 +130,12 @@ def voc07(
     chance = (yt > 0).sum(0) / labelled
     cost = [float(c) for c in svms.cost]
     how = dict(scenes=len(yt), seed=seed, draws=draws, spec=asdict(spec), ap=ap)
-    question = f'mean of {len(usable)} classes'
-    rows = [
-        statistic_row(
-            question, 'mAP', name, len(yt), chance.mean(), stat=lambda w: np.nanmean(aps(w), 1), cost=cost, **how
-        )
-    ]
+
+    def row(question, metric, n, chance, stat, cost):
+        return statistic_row(question, metric, name, n, chance, stat=stat, cost=cost, **how)
+
+    mean = f'mean of {len(usable)} classes'
+    rows = [row(mean, 'mAP', len(yt), chance.mean(), lambda w: np.nanmean(aps(w), 1), cost)]
     for j, column in enumerate(usable):
-        n = int(labelled[j])
-        rows.append(
-            statistic_row(
-                names[column], 'AP', name, n, chance[j], stat=lambda w, j=j: aps(w)[:, j], cost=cost[j], **how
-            )
-        )
+        rows.append(row(names[column], 'AP', int(labelled[j]), chance[j], lambda w, j=j: aps(w)[:, j], cost[j]))
     return rows

@@ -6,6 +6,7 @@
 __all__ = ['busy_hint', 'peak_memory', 'dry_run', 'lowest_loss', 'overfit']
 
 # %% ../../nbs/experiments/50_sanity_checks.ipynb #6fc1601d
+import math
 import os
 import re
 import sys
@@ -43,11 +44,11 @@ def busy_hint(
         return ''
     return f'this machine is busy (load {load:.1f} on {cores} cores): --threads 1 may be faster than {threads}'
 
-# %% ../../nbs/experiments/50_sanity_checks.ipynb #3c111930
+# %% ../../nbs/experiments/50_sanity_checks.ipynb #7edea999
 class _Enough(Exception):
     "Ends a fit that has reached its goal"
 
-
+# %% ../../nbs/experiments/50_sanity_checks.ipynb #a13adf41
 class _Watch(BaseCallback):
     "Records the seconds of each step; ends the fit after `warm` + `n` steps"
 
@@ -79,7 +80,8 @@ class _Watch(BaseCallback):
     def steps(self) -> np.ndarray:
         "Return the seconds of the steps after the warm-up (n,)"
         s = self.seconds[self.warm * self.parts :] or self.seconds
-        s = s[: len(s) // self.parts * self.parts] or s * self.parts
+        whole_steps = len(s) // self.parts
+        s = s[: whole_steps * self.parts] or s * self.parts
         return np.array(s).reshape(-1, self.parts).sum(1)
 
 # %% ../../nbs/experiments/50_sanity_checks.ipynb #1aec1bd3
@@ -100,14 +102,19 @@ def peak_memory(
     except (OSError, StopIteration):
         import resource  # not on Windows
 
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == 'darwin' else 1024)
+        unit = 1 if sys.platform == 'darwin' else 1024
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
-
+# %% ../../nbs/experiments/50_sanity_checks.ipynb #f1efbc5a
 def _bytes(o):
     "Count the bytes of all tensors in nested dicts and lists"
     if torch.is_tensor(o):
         return o.numel() * o.element_size()
-    return sum(map(_bytes, o.values() if isinstance(o, dict) else o)) if isinstance(o, (dict, list, tuple)) else 0
+    if isinstance(o, dict):
+        o = o.values()
+    elif not isinstance(o, (list, tuple)):
+        return 0
+    return sum(map(_bytes, o))
 
 # %% ../../nbs/experiments/50_sanity_checks.ipynb #cd6e85b1
 @torch.no_grad()
@@ -128,6 +135,28 @@ def _look_time(learn, max_looks=3):
     return float(np.median(times)) * len(learn.dls.valid)
 
 # %% ../../nbs/experiments/50_sanity_checks.ipynb #a6b5fc50
+def _plan_lines(n, options):
+    "Describe the plan in lines of text"
+    micro_batches = '' if n['at_a_time'] == n['bs'] else f', {n["at_a_time"]} at a time'
+    where = 'on the GPU, all tensors' if torch.cuda.is_available() else 'the whole process'
+    after = 'the measurements'
+    if getattr(options, 'baselines', False):
+        after = 'the supervised baseline and the transfer table'
+    likely, low, high = (timedelta(seconds=round(n[k])) for k in ('eta', 'eta_low', 'eta_high'))
+    speed = (
+        f'{n["timed"]} steps of {1000 * n["step"]:.0f} ms and {n["look"]:.1f} s for each look at the held-out images'
+    )
+    return [
+        f'parameters   {n["parameters"]:,}, of which the backbone has {n["backbone_parameters"]:,}',
+        f'batch        {n["bs"]} images per step{micro_batches}',
+        f'steps        {n["steps"]:,}: {n["epochs"]:.3g} epochs of {n["images"]:,} images, {n["views"]:,} image views',
+        f'memory       {n["memory"] / 1e9:.1f} GB at most ({where})',
+        f'checkpoint   {n["checkpoint"] / 1e6:,.1f} MB; a run keeps the best one and the last three',
+        f'time         about {likely} ({low} to {high}), from {speed}',
+        f'             training only: {after} come on top; nothing was kept',
+    ]
+
+# %% ../../nbs/experiments/50_sanity_checks.ipynb #d0854ad5
 def dry_run(
     method: Method,  # Recipe, model, loss and learner
     recipe: 'MethodRecipe',  # Its recipe
@@ -147,36 +176,27 @@ def dry_run(
     """
     callback = _Watch(steps, warm, accumulate)
     made = []
+    training |= dict(cbs=[callback], log=noop, accumulate=accumulate, begin=made.append)
     try:
-        train_on(
-            method,
-            recipe,
-            splits,
-            data,
-            cbs=[callback],
-            log=noop,
-            accumulate=accumulate,
-            begin=made.append,
-            **training,
-        )
+        train_on(method, recipe, splits, data, **training)
     except _Enough:
         pass
     (learn,) = made
     memory = peak_memory(choose_device())
     model = learn.model
     seconds = callback.steps()
-    low, step, high = (float(q) for q in np.quantile(seconds, (0.25, 0.5, 0.75)))
+    low, step, high = np.quantile(seconds, (0.25, 0.5, 0.75)).tolist()
     look = _look_time(learn)
-    steps_an_epoch = len(learn.dls.train) // accumulate
-    looks = -(-recipe.steps // steps_an_epoch) * look
-    got = dict(
+    steps_per_epoch = len(learn.dls.train) // accumulate
+    looks = math.ceil(recipe.steps / steps_per_epoch) * look
+    plan = dict(
         parameters=sum(p.numel() for p in model.parameters()),
         backbone_parameters=sum(p.numel() for p in model.visual.parameters()),
         bs=recipe.bs,
-        at_a_time=-(-recipe.bs // accumulate),
+        at_a_time=math.ceil(recipe.bs / accumulate),
         images=len(splits['train']),
         steps=recipe.steps,
-        epochs=recipe.steps / steps_an_epoch,
+        epochs=recipe.steps / steps_per_epoch,
         views=recipe.steps * recipe.bs,
         memory=memory,
         step=step,
@@ -189,29 +209,9 @@ def dry_run(
         look=look,
         checkpoint=_bytes(model.state_dict()) + _bytes(training_state(learn)),
     )
-    for line in _plan_lines(got, options):
+    for line in _plan_lines(plan, options):
         log(line)
-    return got
-
-# %% ../../nbs/experiments/50_sanity_checks.ipynb #d0854ad5
-def _plan_lines(n, options):
-    "Describe the plan in lines of text"
-    micro_batches = '' if n['at_a_time'] == n['bs'] else f', {n["at_a_time"]} at a time'
-    where = 'on the GPU, all tensors' if torch.cuda.is_available() else 'the whole process'
-    after = 'the measurements'
-    if getattr(options, 'baselines', False):
-        after = 'the supervised baseline and the transfer table'
-    likely, low, high = (timedelta(seconds=round(n[k])) for k in ('eta', 'eta_low', 'eta_high'))
-    return [
-        f'parameters   {n["parameters"]:,}, of which the backbone has {n["backbone_parameters"]:,}',
-        f'batch        {n["bs"]} images per step{micro_batches}',
-        f'steps        {n["steps"]:,}: {n["epochs"]:.3g} epochs of {n["images"]:,} images, {n["views"]:,} image views',
-        f'memory       {n["memory"] / 1e9:.1f} GB at most ({where})',
-        f'checkpoint   {n["checkpoint"] / 1e6:,.1f} MB; a run keeps the best one and the last three',
-        f'time         about {likely} ({low} to {high}), from {n["timed"]} steps of '
-        f'{1000 * n["step"]:.0f} ms and {n["look"]:.1f} s for each look at the held-out images',
-        f'             training only: {after} come on top; nothing was kept',
-    ]
+    return plan
 
 # %% ../../nbs/experiments/50_sanity_checks.ipynb #07147801
 def lowest_loss(
@@ -221,23 +221,19 @@ def lowest_loss(
     steps: int = 300,  # Steps of Adam
 ) -> float:  # Total / count
     "Find the lowest possible loss of this batch by optimising the outputs directly, without a network"
-    free = {
-        k: v.detach().float().clone().requires_grad_()
-        for k, v in out.items()
-        if torch.is_tensor(v) and v.is_floating_point() and not k.startswith('target')
-    }
-
-    def mean():
-        return (lambda t, n: t / n)(*loss({**out, **free}, batch))
-
+    free = {}
+    for name, value in out.items():
+        if torch.is_tensor(value) and value.is_floating_point() and not name.startswith('target'):
+            free[name] = value.detach().float().clone().requires_grad_()
     opt = torch.optim.Adam(free.values(), lr=0.3)
     best = float('inf')
     for _ in range(steps):
         opt.zero_grad()
-        l = mean()
-        l.backward()
+        total, count = loss({**out, **free}, batch)
+        mean = total / count
+        mean.backward()
         opt.step()
-        best = min(best, float(l.detach()))
+        best = min(best, float(mean.detach()))
     return best
 
 # %% ../../nbs/experiments/50_sanity_checks.ipynb #f45d8d12
@@ -257,6 +253,9 @@ class _Until(BaseCallback):
     def now(self):
         return float(np.mean(self.losses[-5:]))
 
+    def progress(self):
+        return f'loss {self.losses[0]:.3f} -> {self.now():.3f} in {len(self.losses)} steps'
+
     def before_validate(self):
         raise CancelValidException()  # every step is an epoch here
 
@@ -267,7 +266,7 @@ class _Until(BaseCallback):
         if len(self.losses) >= 5 and self.now() < self.goal():
             stop_fit(self.learn, _Enough())
 
-
+# %% ../../nbs/experiments/50_sanity_checks.ipynb #bf4b895e
 def _same_view(method, recipe, splits, n, tokenizer, *, steps, max_corrupt):
     "Make recipe and loaders of one fixed batch; the validation set is a single image"
     few = splits['train'].subset(np.arange(min(n, len(splits['train']))))
@@ -276,13 +275,13 @@ def _same_view(method, recipe, splits, n, tokenizer, *, steps, max_corrupt):
     calm = dict(flip_p=0.0, bs=len(few), steps=steps, warmup=max(1, steps // 10))
     if hasattr(recipe, 'dropout'):
         calm['dropout'] = 0.0
-    kw = dict(
-        collate=method.collator(recipe, tokenizer), aug=EvalTransform(recipe.size), bs=len(few), max_corrupt=max_corrupt
-    )
+    collate = method.collator(recipe, tokenizer)
+    kw = dict(collate=collate, aug=EvalTransform(recipe.size), bs=len(few), max_corrupt=max_corrupt)
     train = StatefulLoader(few, train=True, shuffle=False, flip_p=0.0, **kw)
-    return replace(recipe, **calm), DataLoaders(train, StatefulLoader(few.subset([0]), **kw), device=train.device)
+    valid = StatefulLoader(few.subset([0]), **kw)
+    return replace(recipe, **calm), DataLoaders(train, valid, device=train.device)
 
-# %% ../../nbs/experiments/50_sanity_checks.ipynb #bf4b895e
+# %% ../../nbs/experiments/50_sanity_checks.ipynb #2aabaed1
 def overfit(
     method: Method,  # Recipe, model, loss and learner
     recipe: 'MethodRecipe',  # Its recipe
@@ -318,19 +317,14 @@ def overfit(
     try:
         learn.fit_steps(steps)
     except _Enough:
-        log(
-            f'overfitted: {calm.bs} images, loss {callback.losses[0]:.3f} -> {callback.now():.3f} in '
-            f'{len(callback.losses)} steps (lowest possible loss {callback.floor:.3f})' + usual(len(callback.losses))
-        )
+        floor = f'(lowest possible loss {callback.floor:.3f})'
+        log(f'overfitted: {calm.bs} images, {callback.progress()} {floor}{usual(len(callback.losses))}')
         return True
     except ValueError as e:
         why = f' ({e})'
-    end = (
-        f'loss {callback.losses[0]:.3f} -> {callback.now():.3f} in {len(callback.losses)} steps, '
-        f'{callback.goal():.3f} was required'
-        if callback.losses
-        else 'no step was made'
-    )
+    end = 'no step was made'
+    if callback.losses:
+        end = f'{callback.progress()}, {callback.goal():.3f} was required'
     log(
         f'failed to overfit {calm.bs} images: {end}{why}{usual(None)}; try other learning rates (--set lr=..., --set '
         f'cnn_lr=...), and look at the loss and at what the model is given'

@@ -9,6 +9,7 @@ __all__ = ['SCORES', 'BASELINE_ROWS', 'SHIFTED', 'MODES', 'TASK_TABLES', 'Varian
            'questions_of']
 
 # %% ../../nbs/studies/10_plan.ipynb #9e2f686f
+import math
 import re
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -103,7 +104,7 @@ class FineTuning:
     grid: _Grid = ({},)  # As for `Rates`: field of the plan -> value
     extend: _Growth = 1  # As for `Rates`
 
-
+# %% ../../nbs/studies/10_plan.ipynb #6d4cfcf3
 @with_config(STRICT)
 @dataclass(frozen=True)
 class Rates:
@@ -123,8 +124,17 @@ def rate_values(
     "Return the values of a learning rate by its number"
     if 0 <= rate < len(grid):
         return grid[rate]
-    (near, far), times = (grid[:2], -rate) if rate < 0 else (grid[:-3:-1], rate - len(grid) + 1)
-    return {k: float(f'{v * (v / far[k]) ** times:.4g}') for k, v in near.items()}
+    if rate < 0:
+        near, far = grid[:2]
+        times = -rate
+    else:
+        far, near = grid[-2:]
+        times = rate - len(grid) + 1
+    values = {}
+    for name, value in near.items():
+        ratio = value / far[name]
+        values[name] = float(f'{value * ratio**times:.4g}')
+    return values
 
 # %% ../../nbs/studies/10_plan.ipynb #27ccc248
 TASK_TABLES = *MODES, 'drift'  # Tables for comparisons of fine-tuned runs
@@ -161,6 +171,12 @@ class Comparison:
     unequal: _Settings = ()  # Settings of `equal` that the claim is about, and that may differ
 
 # %% ../../nbs/studies/10_plan.ipynb #e887d3c4
+def _source_of(weights, changes):
+    "Return the name of the variant in `weights = '@NAME'` or `generated = '@NAME'`; '' if there is none"
+    name = weights or str(changes.get('generated', ''))
+    return name[1:] if name[:1] == '@' else ''
+
+
 @with_config(STRICT)
 @dataclass(frozen=True)
 class Study:
@@ -210,9 +226,9 @@ class Study:
         f = self.finetune
         if not f:
             return []
-        return [
-            (t, m) for t in (f.tasks if variant.tasks is None else variant.tasks) for m in (variant.modes or f.modes)
-        ]
+        tasks = f.tasks if variant.tasks is None else variant.tasks
+        modes = variant.modes or f.modes
+        return [(task, mode) for task in tasks for mode in modes]
 
     def source_variant(
         self,
@@ -222,18 +238,16 @@ class Study:
         name = _source_of(variant.weights, variant.changes)
         return self.variant(name) if name else None
 
-
-_TABLES = dict(variants=Variant, comparisons=Comparison, rates=Rates, finetune=FineTuning)
-
-# %% ../../nbs/studies/10_plan.ipynb #2e175464
-def _source_of(weights, changes):
-    "Return the name of the variant in `weights = '@NAME'` or `generated = '@NAME'`; '' if there is none"
-    name = weights or str(changes.get('generated', ''))
-    return name[1:] if name[:1] == '@' else ''
-
 # %% ../../nbs/studies/10_plan.ipynb #2c4be846
+_TABLES = dict(variants=Variant, comparisons=Comparison, rates=Rates, finetune=FineTuning)
 # Fields of `Study` that are not at the top of its file
 _INNER = 'file', 'root', 'max_corrupt', 'options', 'changed', 'added'
+
+
+def _known(kind, name, known):
+    "Raise a `ValueError` if `name` is not one of the known ones"
+    if name not in known:
+        raise did_you_mean(kind, name, known)
 
 
 @with_config(STRICT)
@@ -245,7 +259,7 @@ class _Data:
     root: str = ''
     max_corrupt: Annotated[object, AfterValidator(_valid_limit)] = None
 
-
+# %% ../../nbs/studies/10_plan.ipynb #86ce3491
 def study_of(
     table: dict,  # The contents of the file
     file: str,  # Its name, for messages
@@ -267,20 +281,16 @@ def study_of(
         _check_study(study, ran)
     return study
 
-
-def _known(kind, name, known):
-    "Raise a `ValueError` if `name` is not one of the known ones"
-    if name not in known:
-        raise did_you_mean(kind, name, known)
-
-# %% ../../nbs/studies/10_plan.ipynb #86ce3491
+# %% ../../nbs/studies/10_plan.ipynb #7b828251
 def read_study(
     file: FilePath,  # A TOML file
     quick: bool = False,  # Read the small version in its [quick]?
 ) -> Study:  # The checked study
     "Read a study; a `ValueError` names file and field"
     table = read_toml(file)
-    return study_of(quick_table(table, str(file)) if quick else table, str(file))
+    if quick:
+        table = quick_table(table, str(file))
+    return study_of(table, str(file))
 
 # %% ../../nbs/studies/10_plan.ipynb #097721de
 @with_config(STRICT)
@@ -297,57 +307,76 @@ class _Quick:
     finetune: dict = field(default_factory=dict)
     ask: dict = field(default_factory=dict)
 
+# %% ../../nbs/studies/10_plan.ipynb #48a63839
+def _remaining_fields(study, quick):
+    "Return the fields of the recipe of each variant that is kept; a `ValueError` for a name that is unknown"
+    names = [a.name for a in study.variants]
+    for part in ('keep', 'own'):
+        with at(f'{part}: '):
+            for name in getattr(quick, part):
+                _known('variant', name, names)
+    keep = quick.keep or names
+    variants = [a for a in study.variants if a.name in keep]
+    for a in variants:
+        source = study.source_variant(a)
+        if source and source.name not in keep:
+            raise ValueError(f'keep: {a.name} depends on the run of {source.name}; keep that one as well')
+    recipe_fields = {a.name: {f.name for f in fields(METHODS[a.method].recipe)} for a in variants}
+    for k in quick.changes:
+        with at('changes: '):
+            _known('field of recipes', k, set().union(*recipe_fields.values()))
+    return recipe_fields
 
+
+def _first_rates(table, quick):
+    "Keep only the first rates of a grid"
+    return table | dict(grid=table['grid'][: quick.rates]) if 'grid' in table else table
+
+
+def _quick_variant(row, quick, recipe_fields, tasks):
+    "Reduce a variant: the first rates, the changes for its recipe, and the remaining tasks"
+    shared = {k: v for k, v in quick.changes.items() if k in recipe_fields}
+    changes = {**shared, **row.get('changes', {}), **quick.own.get(row['name'], {})}
+    row = _first_rates(row, quick) | dict(changes=changes)
+    if 'tasks' in row:
+        row['tasks'] = [t for t in row['tasks'] if t in tasks]
+    return row
+
+# %% ../../nbs/studies/10_plan.ipynb #14e83057
 def quick_table(
     table: dict,  # The contents of the file of a study, with `quick`
     file: str,  # Its name, for messages
 ) -> dict:  # The tables of the small study
     "Reduce a study to the size of its `[quick]`"
     study = study_of(table, file)
-    names = [a.name for a in study.variants]
     if 'quick' not in table:
         raise ValueError(f'{file}: quick: missing; write how small the study may be as [quick]')
     with at(f'{file}: quick.'):
         quick = read_table(_Quick, table['quick'])
-        for part in ('keep', 'own'):
-            with at(f'{part}: '):
-                for name in getattr(quick, part):
-                    _known('variant', name, names)
-        keep = quick.keep or names
-        variants = {a.name: a for a in study.variants if a.name in keep}
-        for a in variants.values():
-            source = study.source_variant(a)
-            if source and source.name not in keep:
-                raise ValueError(f'keep: {a.name} depends on the run of {source.name}; keep that one as well')
-        recipe_fields = {name: {f.name for f in fields(METHODS[a.method].recipe)} for name, a in variants.items()}
-        for k in quick.changes:
-            with at('changes: '):
-                _known('field of recipes', k, set().union(*recipe_fields.values()))
-
-    def first_rates(part):
-        return part | dict(grid=part['grid'][: quick.rates]) if 'grid' in part else part
-
+        recipe_fields = _remaining_fields(study, quick)
     out = {k: v for k, v in table.items() if k != 'quick'}
-    out |= {k: {**table.get(k, {}), **v} for k in ('data', 'finetune', 'ask') if (v := getattr(quick, k))}
-    out |= {k: first_rates(out[k]) for k in ('rates', 'finetune') if k in out}
+    for part in ('data', 'finetune', 'ask'):
+        changes = getattr(quick, part)
+        if changes:
+            out[part] = {**table.get(part, {}), **changes}
+    for part in ('rates', 'finetune'):
+        if part in out:
+            out[part] = _first_rates(out[part], quick)
     tasks = out.get('finetune', {}).get('tasks', [])
     if 'finetune' in out:
-        own, few = (part.get('own', {}) for part in (table['finetune'], quick.finetune))
+        own = table['finetune'].get('own', {})
+        few = quick.finetune.get('own', {})
         out['finetune'] = out['finetune'] | dict(own={t: {**own.get(t, {}), **few.get(t, {})} for t in tasks})
-    out['variants'] = []
-    for row in (row for row in table['variants'] if row['name'] in keep):
-        name = row['name']
-        shared = {k: v for k, v in quick.changes.items() if k in recipe_fields[name]}
-        row = first_rates(row) | dict(changes={**shared, **row.get('changes', {}), **quick.own.get(name, {})})
-        if 'tasks' in row:
-            row['tasks'] = [t for t in row['tasks'] if t in tasks]
-        out['variants'].append(row)
-    out['comparisons'] = [
-        c
-        for c in table.get('comparisons', [])
-        if not {c['treatment'], c['control']} & {*names} - {*keep}
-        and (c.get('table') not in TASK_TABLES or c['question'].split(',')[0] in tasks)
-    ]
+    remaining = [row for row in table['variants'] if row['name'] in recipe_fields]
+    out['variants'] = [_quick_variant(row, quick, recipe_fields[row['name']], tasks) for row in remaining]
+    left_out = {a.name for a in study.variants} - {*recipe_fields}
+
+    def remains(c):
+        if {c['treatment'], c['control']} & left_out:
+            return False
+        return c.get('table') not in TASK_TABLES or c['question'].split(',')[0] in tasks
+
+    out['comparisons'] = [c for c in table.get('comparisons', []) if remains(c)]
     return out | dict(name=f'{study.name}-quick', seeds=list(quick.seeds or study.seeds))
 
 # %% ../../nbs/studies/10_plan.ipynb #0cdaf53f
@@ -357,11 +386,15 @@ def change_texts(
     "Format changes as on the command line"
 
     def text(v):
-        return str(v).lower() if isinstance(v, bool) else ','.join(map(str, v)) if isinstance(v, list) else v
+        if isinstance(v, bool):
+            return str(v).lower()
+        if isinstance(v, list):
+            return ','.join(map(str, v))
+        return v
 
     return [f'{k}={text(v)}' for k, v in changes.items()]
 
-# %% ../../nbs/studies/10_plan.ipynb #aa61c80b
+# %% ../../nbs/studies/10_plan.ipynb #b7a2549b
 def _check_kinds(changes, dataclasses):
     "Check that values have the types of their fields; a file distinguishes numbers from text, the shell does not"
     values = {k: tuple(v) if isinstance(v, list) else v for k, v in changes.items()}
@@ -371,7 +404,7 @@ def _check_kinds(changes, dataclasses):
         numbers = {k: str(v) for k, v in own.items() if kinds[k] is str and type(v) in (int, float)}  # such as init
         check_fields(replace(part, **own | numbers))
 
-
+# %% ../../nbs/studies/10_plan.ipynb #85e5db41
 def variant_recipe(
     study: Study,  # The study
     variant: Variant,  # One of its variants
@@ -379,13 +412,13 @@ def variant_recipe(
 ) -> tuple:  # Recipe and sizes of the data
     "Return what a variant trains with; raise a `ValueError` that names the field that is wrong"
     changes = {**study.options, **variant.changes, **rate}
-    parts = resolve_options(
-        variant.method, variant.recipe or None, change_texts(changes), study.data, backbone=variant.backbone or None
-    )
+    recipe = variant.recipe or None
+    backbone = variant.backbone or None
+    parts = resolve_options(variant.method, recipe, change_texts(changes), study.data, backbone=backbone)
     _check_kinds(changes, parts)
     return parts
 
-# %% ../../nbs/studies/10_plan.ipynb #b7a2549b
+# %% ../../nbs/studies/10_plan.ipynb #d0a0588e
 def variant_spec(
     study: Study,  # The study
     variant: Variant,  # One of its variants
@@ -405,7 +438,7 @@ def variant_spec(
         **more,
     )
 
-
+# %% ../../nbs/studies/10_plan.ipynb #1a9116db
 def run_name(
     study: Study,  # The study
     variant: Variant,  # One of its variants
@@ -413,7 +446,8 @@ def run_name(
     rate: int,  # Number of its learning rate
 ) -> str:
     "Name the folder of a run; a variant with a single rate needs no number"
-    return f'{variant.name}-{seed}' + (f'-rate{rate}' if len(study.grid(variant)) > 1 else '')
+    name = f'{variant.name}-{seed}'
+    return f'{name}-rate{rate}' if len(study.grid(variant)) > 1 else name
 
 # %% ../../nbs/studies/10_plan.ipynb #b5543d6a
 def _views(variant, recipe, options):
@@ -423,18 +457,21 @@ def _views(variant, recipe, options):
     if not scenes:
         return r.steps * r.bs
     n = max(1, round(scenes * getattr(options, 'part', 1.0)))
-    epochs, rest = divmod(r.steps, -(-n // r.bs))
+    epochs, rest = divmod(r.steps, math.ceil(n / r.bs))
     return epochs * n + rest * r.bs
 
+# %% ../../nbs/studies/10_plan.ipynb #80117aa8
+def _captions(variant, recipe, options):
+    "Return the captions per image, and of how many images; None if the variant uses none"
+    if 'captions' not in METHODS[variant.method].needs(recipe):
+        return None
+    return getattr(options, 'captions', None), getattr(options, 'narrated', None)
 
+# %% ../../nbs/studies/10_plan.ipynb #f2305f3d
 _SAME = dict(
     views=_views,
     images=lambda variant, r, o: tuple(getattr(o, k, None) for k in ('scenes', 'train', 'part')),
-    captions=lambda variant, r, o: (
-        (getattr(o, 'captions', None), getattr(o, 'narrated', None))
-        if 'captions' in METHODS[variant.method].needs(r)
-        else None
-    ),
+    captions=_captions,
     steps=lambda variant, r, o: r.steps,
     backbone=lambda variant, r, o: (variant.backbone, r.visual_depth, r.visual_width, r.size),
 )
@@ -452,7 +489,7 @@ def _held(study, variant, k):
         return w
     return *v, *w  # different images or captions count in addition
 
-# %% ../../nbs/studies/10_plan.ipynb #5b1d0e73
+# %% ../../nbs/studies/10_plan.ipynb #b5695535
 def held_equal(
     study: Study,  # Its `equal` counts
     comparison: Comparison,  # One of its comparisons, or None
@@ -460,29 +497,31 @@ def held_equal(
     "List what the two variants of a comparison must have in common"
     return [k for k in study.equal if not comparison or k not in comparison.unequal]
 
+# %% ../../nbs/studies/10_plan.ipynb #9647efd7
+def _said(v):
+    "Write a value, or several, as text"
+    return ', '.join(str(x) for x in v if x not in (None, '')) if isinstance(v, tuple) else f'{v:,}'
 
+# %% ../../nbs/studies/10_plan.ipynb #cb66dc96
 def _check_equal(study):
     "Check that the variants of each comparison, or all without one, agree in what is held equal; else a `ValueError`"
     names = [a.name for a in study.variants]
-    pairs = [
-        (study.variant(c.treatment), study.variant(c.control), held_equal(study, c))
-        for c in study.comparisons
-        if c.control in names
-    ]
-    for a, b, words in pairs or [(study.variants[0], b, study.equal) for b in study.variants[1:]]:
+    pairs = []
+    for c in study.comparisons:
+        if c.control in names:
+            pairs.append((study.variant(c.treatment), study.variant(c.control), held_equal(study, c)))
+    if not pairs:
+        pairs = [(study.variants[0], b, study.equal) for b in study.variants[1:]]
+    for a, b, words in pairs:
         for k in words:
-            v, w = (_held(study, x, k) for x in (a, b))
+            v = _held(study, a, k)
+            w = _held(study, b, k)
             if None in (v, w) or v == w:
                 continue
             raise ValueError(
                 f'variants[{b.name}]: {k} {_said(w)}, and variants[{a.name}] has {_said(v)}; '
                 f'they are held equal: change the variant, or name {k!r} in `unequal` of the comparison'
             )
-
-# %% ../../nbs/studies/10_plan.ipynb #9647efd7
-def _said(v):
-    "Write a value, or several, as text"
-    return ', '.join(str(x) for x in v if x not in (None, '')) if isinstance(v, tuple) else f'{v:,}'
 
 # %% ../../nbs/studies/10_plan.ipynb #c23bc1f7
 def with_root(
@@ -533,7 +572,7 @@ def _check_study(study, ran=False):
     elif a := next((a for a in study.variants if a.grid), None):
         raise ValueError(f'variants[{a.name}].grid: the study has no [rates]')
 
-
+# %% ../../nbs/studies/10_plan.ipynb #fe12ae89
 def _check_variant(study, variant):
     "Raise a `ValueError` unless a variant can be trained"
     with at('method: '):
@@ -583,7 +622,7 @@ def _check_source(study, variant):
         elif 'source' in {f.name for f in fields(METHODS[source.method].recipe)}:
             raise ValueError(f'{source.method} writes no captions; take a variant such as virtex')
 
-
+# %% ../../nbs/studies/10_plan.ipynb #3ab9d3b4
 def _check_start(study, variant, source):
     "Raise a `ValueError` unless a variant's backbone can start from that of its source"
     if _source_of('', variant.changes):
@@ -694,7 +733,7 @@ def questions_of(
     "List the metrics of a task in comparisons: its main one and, for genres, also macro F1"
     return (task, f'{task}, macro F1') if task == 'mm_imdb' else (task,)
 
-
+# %% ../../nbs/studies/10_plan.ipynb #75e95324
 def _check_question(study, c):
     "Raise a `ValueError` unless this study evaluates the question of a comparison"
     scores = SCORES | evaluated_scores() | dict(pretraining=('masked words',))
@@ -706,7 +745,7 @@ def _check_question(study, c):
         questions = tasks if c.table == 'drift' else [q for t in tasks for q in questions_of(t)]
         _known(f'question about {a.name}', c.question, questions)
 
-# %% ../../nbs/studies/10_plan.ipynb #75e95324
+# %% ../../nbs/studies/10_plan.ipynb #2bcc2e59
 def _check_comparison(study, c):
     "Raise a `ValueError` unless a comparison can be evaluated"
     names = [a.name for a in study.variants]
@@ -738,17 +777,21 @@ def _check_comparison(study, c):
             raise ValueError(f'{c.control!r}: table={c.table!r} compares two variants')
     for side in ('treatment', 'control'):
         name = getattr(c, side)
-        if name not in names:
-            continue
-        with at(f'{side}: '):
-            _, options = variant_recipe(study, study.variant(name))
-            draws = getattr(options, 'draws', 0)
-            if draws < 2:
-                raise ValueError(f'draws={draws} of variant {name}: expected redraws, such as draws = 200 in [data]')
-            if c.table == 'where' and not options.point:
-                raise ValueError(f'point=0 of variant {name}: nothing is pointed at')
-            if c.table == 'zeroshot' and not options.zeroshot:
-                raise ValueError(f'zeroshot=0 of variant {name}: no scenes; take such as zeroshot = 1500 in [data]')
+        if name in names:
+            with at(f'{side}: '):
+                _check_measured(study, name, c.table)
+
+# %% ../../nbs/studies/10_plan.ipynb #888ae6ff
+def _check_measured(study, name, table):
+    "Raise a `ValueError` unless the runs of a variant measure a table and keep its resamples"
+    _, options = variant_recipe(study, study.variant(name))
+    draws = getattr(options, 'draws', 0)
+    if draws < 2:
+        raise ValueError(f'draws={draws} of variant {name}: expected redraws, such as draws = 200 in [data]')
+    if table == 'where' and not options.point:
+        raise ValueError(f'point=0 of variant {name}: nothing is pointed at')
+    if table == 'zeroshot' and not options.zeroshot:
+        raise ValueError(f'zeroshot=0 of variant {name}: no scenes; take such as zeroshot = 1500 in [data]')
 
 # %% ../../nbs/studies/10_plan.ipynb #43eca82b
 def _check_reference_row(study, c):

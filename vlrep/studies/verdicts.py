@@ -47,23 +47,30 @@ def p_value(
     if far == 0:
         return 1.0
 
-    def short(log10_p):
+    def excess(log10_p):
+        "How far the interval at this level reaches beyond the edge"
         p = 10**log10_p
-        half = math.hypot(stats.t.isf(p / 2, s - 1) * d.s_seed / s**0.5, stats.norm.isf(p / 2) * d.s_scene)
-        return half - far
+        seeds = stats.t.isf(p / 2, s - 1) * d.s_seed / s**0.5
+        scenes = stats.norm.isf(p / 2) * d.s_scene
+        return math.hypot(seeds, scenes) - far
 
-    return 10 ** optimize.brentq(short, -300, 0) if short(-300) > 0 else 0.0
+    if excess(-300) <= 0:
+        return 0.0
+    return 10 ** optimize.brentq(excess, -300, 0)
 
-
+# %% ../../nbs/studies/30_verdicts.ipynb #a6c9ae84
 def holm(
     p: list,  # p-values
 ) -> list:  # At least as large, in the same order
     "Apply Holm's correction: among those below .05, the probability of any false positive is at most .05"
+    n = len(p)
+    if not n:
+        return []
     order = np.argsort(p, kind='stable')
-    out = np.zeros(len(p))
-    raised = np.array([p[i] * (len(p) - k) for k, i in enumerate(order)])
-    out[order] = np.minimum(np.maximum.accumulate(raised), 1) if len(p) else []
-    return out.tolist()
+    multiplied = np.array([p[i] * (n - k) for k, i in enumerate(order)])
+    corrected = np.zeros(n)
+    corrected[order] = np.minimum(np.maximum.accumulate(multiplied), 1)
+    return corrected.tolist()
 
 # %% ../../nbs/studies/30_verdicts.ipynb #f87dd3dd
 def needed_seeds(
@@ -78,7 +85,8 @@ def needed_seeds(
     s = np.arange(2, max_seeds + 1)
     seed_part = stats.t.isf(level / 2, s - 1) * d.s_seed / np.sqrt(s)
     half = np.hypot(seed_part, stats.norm.isf(level / 2) * d.s_scene)
-    return int(s[np.argmax(half < size)]) if (half < size).any() else math.inf
+    enough = half < size
+    return int(s[np.argmax(enough)]) if enough.any() else math.inf
 
 # %% ../../nbs/studies/30_verdicts.ipynb #7d1f0a32
 @dataclass(frozen=True)
@@ -93,7 +101,7 @@ class AtRates:
     few: tuple = ()  # Sides that were trained at fewer than three rates, or have scores of only one
     at_end: tuple = ()  # Sides whose best rate is the lowest or the highest that was tried
 
-
+# %% ../../nbs/studies/30_verdicts.ipynb #c6915637
 MARGIN_SHARE = 0.25  # Of the gain by training: a wider margin of equivalence says nothing
 
 
@@ -155,7 +163,7 @@ def judge(
         row['verdict'] = rate_verdict(found, c.direction, row['margin'], min_gain)
     return rows
 
-
+# %% ../../nbs/studies/30_verdicts.ipynb #68238be7
 def correct(
     rows: list,  # From `judge`, all that are printed together; rows with `added` form a separate family
 ) -> None:

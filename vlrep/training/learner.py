@@ -506,12 +506,12 @@ def by_steps(
     "Tell whether the fit is one of `fit_steps`, which uses the recipe's schedule"
     return hasattr(learn, 'stop_at')
 
-
+# %% ../../nbs/training/30_learner.ipynb #043b3c9d
 def is_training(learn: Learner) -> bool:
     "Tell whether `learn` is in a fit that trains, not validating, predicting or searching for a learning rate"
     return learn.fitting and not hasattr(learn, 'lr_finder')
 
-
+# %% ../../nbs/training/30_learner.ipynb #35bd82db
 def stop_fit(
     learn: Learner,  # A learner in training
     error: Exception,  # The error that the fit will raise

@@ -18,7 +18,7 @@ def _sources(task, root_help, labels=None, plan='paper'):
     world = TaskSource(f'{_here}read_{task}_world', options=WorldTaskOptions(), plan='world')
     return {'world': world, task: TaskSource(f'vlrep.datasets.{task}:read_{task}', root_help, labels=labels, plan=plan)}
 
-
+# %% ../../../nbs/evaluation/finetune/20_tasks.ipynb #2df4ad16
 _ANSWERS = dict(
     labels=_here + 'answer_labels',
     score=_here + 'answer_scores',
@@ -40,6 +40,8 @@ TASKS.add(
         **_ANSWERS,
     )
 )
+
+# %% ../../../nbs/evaluation/finetune/20_tasks.ipynb #c2934ead
 TASKS.add(
     FinetuneTask(
         'vizwiz',
@@ -50,6 +52,8 @@ TASKS.add(
         **_ANSWERS,
     )
 )
+
+# %% ../../../nbs/evaluation/finetune/20_tasks.ipynb #3ee9f61a
 TASKS.add(
     FinetuneTask(
         'snli_ve',
@@ -66,6 +70,8 @@ TASKS.add(
         closed=True,
     )
 )
+
+# %% ../../../nbs/evaluation/finetune/20_tasks.ipynb #f0b9c43e
 TASKS.add(
     FinetuneTask(
         'mm_imdb',
