@@ -197,7 +197,8 @@ def link_file(
     try:
         os.link(path, new)
     except OSError:
-        shutil.copyfile(path, new)
+        with open(path, 'rb') as old, open(new, 'wb') as copy:
+            shutil.copyfileobj(old, copy)
 
 # %% ../../nbs/core/10_files.ipynb #e5ea8b68
 def write_text(
