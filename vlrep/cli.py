@@ -136,15 +136,19 @@ def _given(*groups):
     return {k: v for group in groups for k, v in vars(group).items() if k not in ('set', 'plugin')}
 
 
-def _parse_checked(name, config, argv):
-    "Parse the arguments of a command, by name, and check those that many commands have"
-    options = _given(_parse(name, config, argv))
+def _check_common(options):
+    "Check the options that many commands have, and return all of them"
     if 'run' in options:
         check_run(options['run'])
     if 'device' in options:
         check_device(options['device'])
     check_damage(options.get('max_corrupt'))
     return options
+
+
+def _parse_checked(name, config, argv):
+    "Parse the arguments of a command, by name, and check those that many commands have"
+    return _check_common(_given(_parse(name, config, argv)))
 
 
 def _parse_job(name, jobs, argv, about):
@@ -444,9 +448,10 @@ def _evaluate_config():
 
 def _evaluate(argv):
     "Evaluate a trained model"
-    a = _parse_checked('evaluate', _evaluate_config(), argv)
+    a = _given(_parse('evaluate', _evaluate_config(), argv))
     common = ('run', 'on', 'which', 'max_corrupt', 'workers', 'features', 'precision', 'cache', 'device')
     EVALUATIONS[a['on']].check(**{k: v for k, v in a.items() if k not in common})
+    _check_common(a)
     from vlrep.experiments.commands import evaluate
 
     evaluate(**a)
