@@ -136,15 +136,19 @@ def _given(*groups):
     return {k: v for group in groups for k, v in vars(group).items() if k not in ('set', 'plugin')}
 
 
-def _parse_checked(name, config, argv):
-    "Parse the arguments of a command, by name, and check those that many commands have"
-    options = _given(_parse(name, config, argv))
+def _check_common(options):
+    "Check the options that many commands have, and return all of them"
     if 'run' in options:
         check_run(options['run'])
     if 'device' in options:
         check_device(options['device'])
     check_damage(options.get('max_corrupt'))
     return options
+
+
+def _parse_checked(name, config, argv):
+    "Parse the arguments of a command, by name, and check those that many commands have"
+    return _check_common(_given(_parse(name, config, argv)))
 
 
 def _parse_job(name, jobs, argv, about):
@@ -180,7 +184,7 @@ class _Job:
     quiet: _FLAG = False  # Print only the folder of the run, at the end
     verbose: _FLAG = False  # Begin each line with the time
 
-
+# %% ../nbs/90_cli.ipynb #82a3f4dc
 @dataclass(frozen=True)
 class _Backbone:
     "The backbone and its initial weights"
@@ -444,9 +448,10 @@ def _evaluate_config():
 
 def _evaluate(argv):
     "Evaluate a trained model"
-    a = _parse_checked('evaluate', _evaluate_config(), argv)
+    a = _given(_parse('evaluate', _evaluate_config(), argv))
     common = ('run', 'on', 'which', 'max_corrupt', 'workers', 'features', 'precision', 'cache', 'device')
     EVALUATIONS[a['on']].check(**{k: v for k, v in a.items() if k not in common})
+    _check_common(a)
     from vlrep.experiments.commands import evaluate
 
     evaluate(**a)
@@ -730,7 +735,7 @@ class _ReproduceCommands(_Reproduce):
     precision: _NAME = None  # auto, fp32, bf16 or fp16, for training (default: auto)
     cache: _CACHE = None
 
-
+# %% ../nbs/90_cli.ipynb #b66f4ee8
 @dataclass(frozen=True)
 class _ReproducePlan(_ReproduceCommands):
     "Print the tables, the commands that fill them, and their cost"
@@ -809,7 +814,7 @@ def _reproduce(argv):
         if failed:
             sys.exit(1)
 
-
+# %% ../nbs/90_cli.ipynb #2399622d
 def _exit_code(words):
     "Carry a command out in this process: its exit code, once what is wrong has been printed"
     try:
@@ -1084,7 +1089,7 @@ class _Regions:
     device: _DEVICE = 'auto'
     plugin: _PLUGIN = ()
 
-
+# %% ../nbs/90_cli.ipynb #1fec7893
 def _regions(argv):
     "Store the regions of photos: features, boxes, class distributions"
     a = {k: v for k, v in _parse_checked('regions', _Regions, argv).items() if v is not None}
@@ -1196,7 +1201,7 @@ class _Output:
     def flush(self):
         self._try(self._stream.flush)
 
-
+# %% ../nbs/90_cli.ipynb #f6f9c6c6
 def _open_streams():
     "Give the numbers of closed standard streams to the null device; is the standard output closed?"
     closed = []
@@ -1233,7 +1238,7 @@ def _outputs(name):
                     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
         sys.stdout, sys.stderr = streams
 
-
+# %% ../nbs/90_cli.ipynb #db0cd8d4
 def _end_of_output(name, error):
     "End the command if its result could not be printed"
     if error is None:
@@ -1278,7 +1283,7 @@ def _configured(arguments):
             words += [f'--{key}', str(value)]
     return words + argv
 
-
+# %% ../nbs/90_cli.ipynb #56f2bc41
 def _carry_out(arguments):
     "Carry out the command that `words` name; tyro prints help, and what is wrong with them"
     if arguments == ['--version']:
@@ -1296,7 +1301,7 @@ def _carry_out(arguments):
     pages = {k: _made(k, [], command.__doc__) for k, command in COMMANDS.items()}
     subcommand_cli_from_dict(pages, prog='vlrep', description=_ABOUT_VLREP, args=arguments or ['--help'])
 
-
+# %% ../nbs/90_cli.ipynb #00aeb948
 _ABOUT_VLREP = """Learn visual representations from captions
 
 vlrep NAME --help explains the options of a command; --debug, after any command, shows the traceback of an error;
@@ -1327,7 +1332,7 @@ def _command(name, argv, debug):
         tell_others(_one_line(text))
     return code
 
-
+# %% ../nbs/90_cli.ipynb #e095b65a
 def main(
     argv: list = None,  # Command and options; by default from the process
 ) -> None:

@@ -293,7 +293,7 @@ def _write_jpegs(folder, n, picture):
         Image.fromarray(noise).resize((w, h), Image.Resampling.BICUBIC).save(p, quality=90)
     return paths
 
-
+# %% ../../nbs/experiments/80_benchmark.ipynb #00309d8b
 def measure_loader(
     device: str | torch.device,  # Device of the batches
     plan: BenchmarkPlan,  # Numbers of files and workers

@@ -129,7 +129,7 @@ def _figures(context, samples):
         shown |= {k: [*shown.get(k, []), *v] if k == 'figures' else v for k, v in p.items()}
     return shown
 
-
+# %% ../../nbs/experiments/40_evaluate_trained.ipynb #3e5e184b
 def _neighbours(context, before, run):
     "Find nearest neighbours among held-out images, before and after training"
     m = context.model

@@ -537,7 +537,7 @@ def _task_table(job, setup, run):
         write_json(run / 'samples.json', dict(examples=shown))
     return rows
 
-
+# %% ../../nbs/experiments/75_finetune.ipynb #6d1906e1
 def _transfer_table(job, setup, run):
     "Compute the rows of a task on images only, in all processes; also write predictions and samples"
     spec = job.spec

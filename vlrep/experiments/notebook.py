@@ -65,7 +65,7 @@ def _shown(title, facts, more=''):
 def _pre(text):
     return f'<pre>{escape(text)}</pre>'
 
-
+# %% ../../nbs/experiments/66_notebook.ipynb #b8d6354d
 @patch
 def _repr_html_(self: ImageTextDataset) -> str:
     "Show the first images with a caption each"
@@ -78,7 +78,7 @@ def _repr_html_(self: ImageTextDataset) -> str:
     facts = dict(images=f'{len(self):,}', pixels=self.size)
     return _shown(f'{self.name} {self.split or ""}', facts, f'<table><tr>{"".join(cells)}</tr></table>')
 
-
+# %% ../../nbs/experiments/66_notebook.ipynb #c6e1a664
 @patch
 def _repr_html_(self: BatchLearner) -> str:
     "Show the model, and the losses of the epochs so far"
@@ -87,7 +87,7 @@ def _repr_html_(self: BatchLearner) -> str:
     rows = [f'epoch {i}: loss {v[0]:.3f}, held out {v[1]:.3f}' for i, v in enumerate(self.recorder.values)]
     return _shown(type(self.model).__name__, facts, _pre('\n'.join(rows[-8:])) if rows else '')
 
-
+# %% ../../nbs/experiments/66_notebook.ipynb #c1600a2b
 @patch
 def _repr_html_(self: Run) -> str:
     "Show the settings of a run, and its table of results"

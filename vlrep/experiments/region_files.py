@@ -170,7 +170,7 @@ def _source(by, *, model, backbone, weights, max_regions, size, which, device, c
     )
     return CellRegions(net, size or view.size, view.mean, view.std, device=device), about
 
-
+# %% ../../nbs/experiments/72_region_files.ipynb #d11c049e
 def tensors_digest(
     state: dict,  # Name -> tensor
 ) -> str:  # 16 hexadecimal digits

@@ -61,7 +61,7 @@ def _with_shape(recipe, backbone, names):
     depth, width = RESNETS[resnet]
     return replace(recipe, visual_depth=depth, visual_width=width)
 
-
+# %% ../../nbs/experiments/20_resolve_options.ipynb #57baed6f
 def resolve_options(
     method: str,  # One of `METHODS`
     name: str,  # One of the method's recipes, or None for the data's default

@@ -130,7 +130,7 @@ def _write_lvis(path, split, tables):
     kinds = [dict(c, synset=f'{c["name"]}.n.01', frequency='rcf'[c['id'] % 3]) for c in kinds]
     write_json(path, dict(images=images, annotations=objects, categories=kinds))
 
-
+# %% ../../nbs/reproduce/30_imitation.ipynb #661aa35f
 def _write_karpathy(path, rows):
     "Write a file of Karpathy and Fei-Fei: `rows` are photos, the part of each, and its further entries"
     images = [

@@ -386,7 +386,7 @@ def _finetuning_words(evaluation, places):
     rest = {k: v for k, v in evaluation.options.items() if k not in flags}
     return [*_option_words(rest, places), *(f'--{k.replace("_", "-")}' for k, v in flags.items() if v)]
 
-
+# %% ../../nbs/reproduce/10_plan.ipynb #67d3071c
 def _evaluate(run, evaluation, seed, places):
     "Make the command that evaluates a network, or that fine-tunes it"
     trained = run_folder(places, run, seed)
