@@ -32,11 +32,15 @@ def text(x):
 def read(root):
     "Path below nbs/ -> notebook, of all that do not lie in a hidden folder"
     paths = sorted((p.relative_to(root / 'nbs').as_posix(), p) for p in (root / 'nbs').rglob('*.ipynb'))
-    return {
-        name: json.loads(p.read_text(encoding='utf-8'))
-        for name, p in paths
-        if not any(part[0] in '._' for part in name.split('/'))
-    }
+    out = {}
+    for name, p in paths:
+        if any(part[0] in '._' for part in name.split('/')):
+            continue
+        try:
+            out[name] = json.loads(p.read_text(encoding='utf-8'))
+        except ValueError as e:
+            raise ValueError(f'nbs/{name}: not valid JSON ({e})') from None
+    return out
 
 
 def headline(nb):

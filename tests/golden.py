@@ -23,14 +23,15 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-METHODS = (
-    'virtex captioning masked_lm token_cls multilabel supervised clip loctex mct icmlm tag_prediction rotnet '
-    'visualbert vilbert'
-).split()
+sys.path.insert(0, str(ROOT))
+from vlrep.methods.base import METHODS  # noqa: E402
+
 PHOTOS = ['--data', 'flickr8k', '--root', str(ROOT / 'data' / 'flickr8k-world')]
-# so that what is drawn in each step counts
-DROPOUT = {'virtex', 'masked_lm', 'clip', 'loctex', 'mct', 'icmlm', 'visualbert', 'vilbert'}
-RUNS = {m: ['--method', m] + (['--set', 'dropout=.1'] if m in DROPOUT else []) for m in METHODS}
+RUNS = {}
+for name, method in METHODS.items():
+    RUNS[name] = ['--method', name]
+    if hasattr(method.recipes['world'], 'dropout'):
+        RUNS[name].append('--set=dropout=.1')  # so that what is drawn in each step counts
 RUNS |= {'photos': ['--method', 'virtex', *PHOTOS]}
 TIMES = ('seconds', 'images_s', 'images_per_second', 'memory_mb')
 
@@ -153,7 +154,6 @@ def compare(folder, names):
 
 
 if __name__ == '__main__':
-    sys.path.pop(0)
     words = sys.argv[1:3]
     names = sys.argv[3:]
     if len(words) != 2 or words[0] not in ('freeze', 'compare'):

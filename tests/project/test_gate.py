@@ -343,16 +343,3 @@ def test_runs_of_another_commit_do_not_count(ci, tmp_path):
         ''.join(json.dumps({**found, 'seed': i, 'commit': c}) + '\n' for i, c in enumerate(('old', 'new'))) + '{"name":'
     )
     assert [k[2] for k in robust.known(tmp_path / 'r.jsonl', 'new')] == [1]
-
-
-# ---------------------------------------------------------------- tests/golden.py
-
-
-def test_golden_runs_every_method(monkeypatch):
-    "A method that is not among its runs could change by a bit unseen"
-    monkeypatch.syspath_prepend(str(ROOT / 'tests'))
-    import golden
-
-    from vlrep.methods.base import METHODS
-
-    assert set(golden.METHODS) == {n for n, m in METHODS.items() if m.build.__module__.startswith('vlrep.')}
