@@ -169,9 +169,9 @@ def _groups(names, before):
     heads = []
     for name in names:
         parts = name.split('.')
-        most = min(len(parts), len(own)) - 1
+        limit = min(len(parts), len(own)) - 1
         same = 0  # leading parts that the name shares with the network
-        while same < most and parts[same] == own[same]:
+        while same < limit and parts[same] == own[same]:
             same += 1
         head = '.'.join(parts[: same + 1])
         heads.append(head if len(parts) == same + 1 else f'{head}.*')

@@ -118,10 +118,10 @@ class Bert(nn.Module):
     ) -> Tensor:  # (b,s,d)
         "Compute the input vectors of the first layer"
         s = tokens.shape[1]
-        most = self.config.max_len
-        if s > most:
+        max_len = self.config.max_len
+        if s > max_len:
             raise ValueError(
-                f'tokens: {s} tokens, but this BERT has positions for {most} only: truncate texts (max_len)'
+                f'tokens: {s} tokens, but this BERT has positions for {max_len} only: truncate texts (max_len)'
             )
         kind = self.segments.weight[0] if segments is None else self.segments(segments)
         x = self.norm(self.words(tokens) + self.positions.weight[:s] + kind)

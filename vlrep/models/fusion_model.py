@@ -181,8 +181,8 @@ class FusionModel(nn.Module):
             regions = {**regions, 'region_feats': feats}
         text, image = self.states({**batch, 'tokens': seen}, regions)
         idle = 0 * (self.pooled(text, image, batch['lengths'], counts).sum() + image.sum())
-        asked = want >= 0
-        out = dict(logits=self.word_scores(text[asked]) + idle, target=want[asked])
+        predicted = want >= 0
+        out = dict(logits=self.word_scores(text[predicted]) + idle, target=want[predicted])
         if h.classes:
             out |= dict(region_logits=self.classify(image[masked]), target_regions=regions['region_probs'][masked])
         return out

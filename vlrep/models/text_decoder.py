@@ -90,8 +90,8 @@ def drop(
     if packing is not None:
         bits = packing.pack(bits)
     y = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x  # bf16 would round the factor
-    kept = (bits >= k - 2**15).to(y.dtype)
-    scale = kept.mul_(2**16 / (2**16 - k))
+    survives = (bits >= k - 2**15).to(y.dtype)
+    scale = survives.mul_(2**16 / (2**16 - k))
     return (y * scale).to(x.dtype)
 
 # %% ../../nbs/models/20_text_decoder.ipynb #89b3f094
