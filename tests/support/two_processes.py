@@ -81,7 +81,7 @@ class Record(BaseCallback):
 
     def after_loss(self):
         l = self.loss_func
-        self.totals.append((l.whole_total.item(), l.whole.item()))
+        self.totals.append((l.global_total.item(), l.global_count.item()))
 
     def after_backward(self):
         "Do all processes hold the same gradient?"
