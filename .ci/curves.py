@@ -64,7 +64,7 @@ def overfitted(method, recipe, seed, path):
 def write(method, recipe, seeds, folder):
     "Train, compare, and write the file of a method"
     from vlrep.core.files import read_json
-    from vlrep.reports.reference import gather_curves
+    from vlrep.reports.reference_curves import gather_curves
 
     runs = [trained(method, recipe, s, folder / f'{method}-{s}') for s in seeds]
     took = [overfitted(method, recipe, s, folder / f'{method}-{s}.overfit') for s in seeds]

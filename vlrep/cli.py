@@ -32,7 +32,7 @@ from .core.registry import load_plugin, one_of
 from .core.text_files import read_toml
 from .datasets.base import DATASETS, SPLIT_SOURCES
 from .datasets.published.table import PUBLISHED
-from .evaluation.base import EVALUATIONS
+from .evaluation.base import EVALUATIONS, all_options
 from .evaluation.finetune.plan import TASKS
 from .experiments.config import get_recipe, override, recipe_lines
 from vlrep.experiments.resolve_options import (
@@ -434,10 +434,10 @@ def _evaluate_config():
         ('cache', _CACHE, None),
         ('device', _DEVICE, 'auto'),
     ]
-    for k, o in {k: o for e in EVALUATIONS.values() for k, o in e.options.items()}.items():
+    for k, (o, owners) in all_options().items():
         choices = o.allowed or o.registry or ()
         kind = str if o.default is None else type(o.default)
-        help = o.help
+        help = f'for {" and ".join(filter(None, [", ".join(owners[:-1]), owners[-1]]))}: {o.help}'
         if choices:
             help += f'; one of: {", ".join(choices)}'
         if o.default:

@@ -15,7 +15,7 @@ from vlrep.data.region_store import RegionStore, RegionWriter
 from vlrep.datasets.world.dataset import world
 from vlrep.methods import fusion_collate
 from vlrep.models.backbones import make_backbone
-from vlrep.models.bert import SmallBertPlan, small_config, train_small_bert
+from vlrep.models.bert_weights import SmallBertPlan, small_config, train_small_bert
 from vlrep.models.region_cache import cache_regions
 from vlrep.models.region_classifier import RegionClassifierPlan, train_region_classifier
 from vlrep.models.region_features import RegionEncoder

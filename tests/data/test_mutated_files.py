@@ -23,8 +23,8 @@ from vlrep.data.published_regions import convert_regions
 from vlrep.data.region_store import RegionStore, RegionWriter
 from vlrep.data.tasks import read_labels
 from vlrep.methods.fusion_collate import read_generated_captions
-from vlrep.models.bert import load_bert, save_bert
 from vlrep.models.bert_model import Bert, BertConfig
+from vlrep.models.bert_weights import load_bert, save_bert
 from vlrep.models.sublayers import written_sublayers
 
 DEEP = 10**5

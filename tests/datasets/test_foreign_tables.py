@@ -35,7 +35,7 @@ from vlrep.datasets.world.dataset import scene, world
 from vlrep.datasets.world.primitives import CATEGORIES
 from vlrep.evaluation.zeroshot.benchmarks import read_cub
 from vlrep.methods.fusion_collate import read_generated_captions
-from vlrep.studies.lines import study_head
+from vlrep.studies.records import study_head
 from vlrep.training.resume import _cut_lines
 
 N = 12

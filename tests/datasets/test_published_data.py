@@ -49,7 +49,7 @@ from vlrep.evaluation.finetune.plan import TASKS
 from vlrep.evaluation.zeroshot.benchmarks import read_awa2, read_cub
 from vlrep.models.backbone_weights import load_backbone
 from vlrep.models.timm_torchvision import NARROW_VGG, named_backbone
-from vlrep.reproduce.imitation import write_imitation
+from vlrep.reproduce.mock_datasets import write_imitation
 
 pytestmark = pytest.mark.filterwarnings('ignore')
 N = 12

@@ -28,8 +28,8 @@ from vlrep.datasets.world.dataset import scene, world
 from vlrep.experiments.commands import evaluate
 from vlrep.experiments.pretrain import pretrain, resume_run
 from vlrep.experiments.spec import run_spec
+from vlrep.training.held_out_photos import read_test_photos
 from vlrep.training.run_folder import open_run_folder
-from vlrep.training.test_photos import read_test_photos
 
 N = 60
 TINY = [*NET, 'size=32', 'vocab=200', 'steps=3', 'shuffles=1']

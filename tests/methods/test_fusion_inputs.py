@@ -36,8 +36,8 @@ from vlrep.methods import fusion_collate, fusion_training
 from vlrep.methods.base import METHODS
 from vlrep.methods.icmlm.model import bert_digest
 from vlrep.metrics.vqa import UNKNOWN
-from vlrep.models.bert import bert_tokenizer, save_bert, small_config
 from vlrep.models.bert_model import Bert, BertConfig
+from vlrep.models.bert_weights import bert_tokenizer, save_bert, small_config
 from vlrep.training.interrupts import TrainingInterrupted
 from vlrep.training.run_folder import open_run_folder
 

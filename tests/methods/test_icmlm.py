@@ -24,8 +24,8 @@ from vlrep.methods.base import METHODS
 from vlrep.methods.icmlm.heads import AttFcHead, TfmHead
 from vlrep.methods.icmlm.model import MaskedWordModel
 from vlrep.methods.learner import make_learner
-from vlrep.models.bert import save_bert
 from vlrep.models.bert_model import Bert, BertConfig
+from vlrep.models.bert_weights import save_bert
 from vlrep.models.concept_head import ConceptHead
 from vlrep.models.pretrained import Pretrained
 from vlrep.models.timm_torchvision import named_backbone

@@ -64,7 +64,7 @@ def test_every_method_follows_the_inherited_switches(name):
 def test_compiled_stages_compute_the_same():
     "With the compiler's front end alone, which takes seconds: every way to call the backbone runs compiled stages"
     from vlrep.models.backbones import make_backbone
-    from vlrep.training.shared_options import BackboneOptions
+    from vlrep.training.ema_and_freezing import BackboneOptions
 
     torch.manual_seed(0)
     images = torch.randn(2, 3, 16, 16)

@@ -322,7 +322,7 @@ def test_data_without_paraphrases_is_refused_before_training(tmp_path, capsys):
 def test_a_small_bert_as_text_encoder_learns_on_and_opens(tmp_path, monkeypatch):
     "It begins with what it has learned from the captions, learns on, and is opened without them"
     import vlrep.methods.mct.method as method
-    from vlrep.models.bert import SmallBertPlan, make_bert
+    from vlrep.models.bert_weights import SmallBertPlan, make_bert
 
     plan = SmallBertPlan(steps=2)
     monkeypatch.setattr(method, 'make_bert', lambda *a, **kw: make_bert(*a, **{'plan': plan, **kw}))
@@ -351,8 +351,8 @@ def test_a_run_is_opened_without_the_folder_of_its_bert(tmp_path, weights):
     "Its weights are in the run, and its sizes in recipe.json"
     import shutil
 
-    from vlrep.models.bert import load_bert, save_bert, small_config
     from vlrep.models.bert_model import Bert
+    from vlrep.models.bert_weights import load_bert, save_bert, small_config
 
     tokenizer = material('mct')[3]
     folder = tmp_path / 'bert'

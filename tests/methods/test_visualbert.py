@@ -1,6 +1,6 @@
 """VisualBERT against transformers' own: states, loss, gradients, and what it saves; fusion models as runs
 
-What the parts are is checked in nbs/models/59_fusion, 64_fusion_model and nbs/methods/06_fusion_collate.
+What the parts are is checked in nbs/models/59_fusion_encoder, 64_fusion_model and nbs/methods/06_fusion_collate.
 """
 
 import statistics
@@ -18,8 +18,8 @@ from vlrep.data.wordpiece import WordPieceTokenizer
 from vlrep.experiments.commands import evaluate, export
 from vlrep.experiments.pretrain import pretrain
 from vlrep.experiments.spec import run_spec
-from vlrep.models.bert import load_bert
-from vlrep.models.fusion import FusionConfig
+from vlrep.models.bert_weights import load_bert
+from vlrep.models.fusion_encoder import FusionConfig
 from vlrep.models.fusion_model import FusionModel
 from vlrep.models.sublayers import single_stream
 from vlrep.training.run_folder import open_run_folder

@@ -28,8 +28,8 @@ from vlrep.methods.virtex.model import CaptioningModel
 from vlrep.methods.virtex.official import load_virtex, virtex_state
 from vlrep.models.backbone_weights import load_backbone, read_state
 from vlrep.models.backbones import make_backbone
-from vlrep.models.bert import load_bert, save_bert
 from vlrep.models.bert_model import Bert, BertConfig
+from vlrep.models.bert_weights import load_bert, save_bert
 from vlrep.models.region_sources import load_detector
 from vlrep.models.timm_torchvision import NamedBackbone, named_backbone
 from vlrep.training.run_folder import load_weights

@@ -9,7 +9,7 @@ from tools import refused
 
 import vlrep
 from vlrep.cli import main
-from vlrep.core.run_facts import PRETRAINED, run_path
+from vlrep.core.run_files import PRETRAINED, run_path
 from vlrep.datasets.world.dataset import scene, world
 from vlrep.evaluation.caption_content import noun_scores
 from vlrep.experiments.commands import evaluate

@@ -431,7 +431,7 @@ def test_third_party_imports_are_required():
         ('vlrep.core.progress', 'IPython'),
         ('vlrep.training.trackers', 'wandb'),
         ('vlrep.data.wordpiece', 'tokenizers'),
-        ('vlrep.models.bert', 'huggingface_hub'),
+        ('vlrep.models.bert_weights', 'huggingface_hub'),
         ('vlrep.experiments.hub', 'huggingface_hub'),
         ('vlrep.datasets.detection.detection_set', 'pycocotools'),
         ('vlrep.metrics.detection', 'faster_coco_eval'),

@@ -35,7 +35,9 @@ MODULES = [p for p in sorted((ROOT / 'vlrep').rglob('*.py')) if p.name[0] != '_'
 @pytest.mark.parametrize('path', MODULES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_banned_words_do_not_come_back(path):
     used = names(path.read_text(encoding='utf-8')) & BANNED
-    assert not used, f'{path.relative_to(ROOT)}: not clear to readers: {used} (BANNED above); nbs/tutorials/vocabulary has words'
+    assert not used, (
+        f'{path.relative_to(ROOT)}: not clear to readers: {used} (BANNED above); nbs/tutorials/vocabulary has words'
+    )
 
 
 def test_banned_words_are_seen():

@@ -5,7 +5,7 @@ import pytest
 import vlrep.cli as cli
 from vlrep.models.timm_torchvision import initial_backbone
 from vlrep.reproduce.commands import open_plan, rehearse
-from vlrep.reproduce.imitation import write_imitation
+from vlrep.reproduce.mock_datasets import write_imitation
 from vlrep.reproduce.plan import paper_names, plan_commands, planned_recipe, read_plan
 from vlrep.reproduce.rehearsal import rehearsed
 from vlrep.reproduce.run import run_plan

@@ -21,8 +21,8 @@ from vlrep.experiments.spec import finetune_spec, run_spec
 from vlrep.models.timm_torchvision import weights_digest
 from vlrep.studies import runs as study_runs
 from vlrep.studies.judging import from_start, judge_study, unstable_run
-from vlrep.studies.lines import best_runs, read_study_lines, runs_by_rate
 from vlrep.studies.plan import read_study, read_toml, task_plan
+from vlrep.studies.records import best_runs, read_study_lines, runs_by_rate
 from vlrep.studies.report import write_study_report
 from vlrep.studies.runs import StudyFolder, plan_study, run_study, run_variants
 from vlrep.studies.tasks import task_line

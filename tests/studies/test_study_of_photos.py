@@ -11,9 +11,9 @@ from vlrep.cli import main
 from vlrep.datasets.flickr8k import write_flickr8k
 from vlrep.datasets.world.dataset import scene
 from vlrep.studies.judging import judge_study
-from vlrep.studies.lines import read_study_lines
 from vlrep.studies.paper_results import stored_study, verdict_text
 from vlrep.studies.plan import read_study, variant_recipe
+from vlrep.studies.records import read_study_lines
 from vlrep.studies.report import write_study_report
 from vlrep.studies.runs import files_hash, plan_study, run_study
 from vlrep.training.run_folder import open_run_folder

@@ -13,7 +13,7 @@ from PIL import Image
 
 from vlrep.core.fields import check_fields
 from vlrep.core.files import read_json, write_json
-from vlrep.core.run_facts import read_log
+from vlrep.core.run_files import read_log
 from vlrep.data.loader import loaders
 from vlrep.data.region_store import RegionStore
 from vlrep.data.tokenizer import TokenIds, Tokenizer
@@ -26,7 +26,7 @@ from vlrep.datasets.world.dataset import world
 from vlrep.experiments.config import get_recipe, recipe_dict
 from vlrep.methods.base import METHODS
 from vlrep.methods.learner import make_learner
-from vlrep.models.bert import small_config
+from vlrep.models.bert_weights import small_config
 from vlrep.training.learner import BaseCallback
 from vlrep.training.run_folder import Run
 

@@ -28,7 +28,7 @@ from resuming import STEPS, Ask, Crash, everything, make, same, train
 from run_folders import flip, in_child, resign, rows
 from tools import FOUR_STEPS, quiet, refused, sets
 
-from vlrep.core.run_facts import read_log
+from vlrep.core.run_files import read_log
 from vlrep.data.loader import StatefulLoader, _unwatched
 from vlrep.data.workers import begin_worker
 from vlrep.datasets.world.dataset import world

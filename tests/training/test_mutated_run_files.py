@@ -13,9 +13,9 @@ from tools import STUDY, refused
 
 from vlrep.cli import main
 from vlrep.core.files import read_json, write_json
-from vlrep.core.run_facts import facts_seal, log_rows, read_log
+from vlrep.core.run_files import facts_seal, log_rows, read_log
 from vlrep.core.text_files import read_toml
-from vlrep.reports.reference import compare_curve
+from vlrep.reports.reference_curves import compare_curve
 from vlrep.studies.runs import recorded_speed, recorded_tasks
 from vlrep.training.run_folder import open_run_folder
 

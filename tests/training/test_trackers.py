@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from vlrep.core.run_facts import read_log
+from vlrep.core.run_files import read_log
 from vlrep.training.logging import CSVLogger
 from vlrep.training.toy_learner import flat_weights, synth_learner
 from vlrep.training.trackers import TRACKERS, check_tracker, tracker

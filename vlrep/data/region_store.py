@@ -38,11 +38,11 @@ from vlrep.core.files import (
     write_index,
 )
 from ..core.progress import progress
-from ..core.run_facts import check_types
+from ..core.run_files import check_types
 from .box_files import read_padded
 from .image_files import some_of
-from .mapped_arrays import GrowingArray, MappedNames
 from .masking import sequence_mask
+from .memory_mapped import GrowingArray, MappedNames
 from .records import CorruptImage
 
 # %% ../../nbs/data/57_region_store.ipynb #67570007

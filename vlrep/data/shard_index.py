@@ -35,7 +35,7 @@ from vlrep.core.files import (
 from ..core.progress import progress
 from ..core.writing_systems import clean_text, one_line
 from .image_files import IMAGE_SUFFIXES, has_text, some_of
-from .mapped_arrays import GrowingArray, MappedNames, MappedText
+from .memory_mapped import GrowingArray, MappedNames, MappedText
 from .narratives import Narratives
 from vlrep.data.records import (
     CorruptImage,

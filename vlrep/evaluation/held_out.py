@@ -17,7 +17,7 @@ from ..datasets.base import DATASETS, whole_data, with_split
 from .base import EvaluationContext
 from ..models.features import bn_statistics
 from ..models.timm_torchvision import initial_backbone
-from ..training.test_photos import find_test_photos, read_test_photos
+from ..training.held_out_photos import find_test_photos, read_test_photos
 
 # %% ../../nbs/evaluation/06_held_out.ipynb #89ff063e
 def _test_photos(splits, context, builder, root):

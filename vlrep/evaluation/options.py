@@ -18,25 +18,25 @@ _shift = frozenset({'domain_shift'})
 # %% ../../nbs/evaluation/07_options.ipynb #9188b1e2
 HELD_OUT_DATA = Option(
     None,
-    'for captions, retrieval, vsepp and tagging: a dataset (default: what the run was trained on)',
+    'a dataset (default: what the run was trained on)',
     registry=DATASETS,
 )
 PUBLISHED_SPLIT = Option('auto', 'which split to follow, where data comes with several', SPLIT_SOURCES)
-PROBE_EPOCHS = Option(30, 'for vsepp and tagging: passes over the training data', bounds=Between(1, 10_000))
+PROBE_EPOCHS = Option(30, 'passes over the training data', bounds=Between(1, 10_000))
 _search = Option(
     0,
-    'for voc07, coco and folder: try N random costs (ICMLM: 40), or pairs of rate and decay (ICMLM: 25)',
+    'try N random costs (ICMLM: 40), or pairs of rate and decay (ICMLM: 25)',
     bounds=Between(0, 10_000),
 )
 _layer = Option(
     0,
-    'for voc07, coco and folder: features after this convolution of VGG16 (ICMLM: 11, 12 or 13) instead of the last',
+    'features after this convolution of VGG16 (ICMLM: 11, 12 or 13) instead of the last',
     bounds=Between(0, 16),
 )
 _SVM = dict(
     layer=_layer,
-    spec=Option('v2', 'for voc07 and coco: the protocol of a paper', ('v1', 'v2', 'loctex', 'icmlm')),
-    ap=Option('sklearn', 'for voc07 and coco: how precision is averaged', ('sklearn', 'interpolated')),
+    spec=Option('v2', 'the protocol of a paper', ('v1', 'v2', 'loctex', 'icmlm')),
+    ap=Option('sklearn', 'how precision is averaged', ('sklearn', 'interpolated')),
     search=_search,
 )
 
@@ -69,8 +69,8 @@ EVALUATIONS.add(
         'similarity of the captions to human references',
         _ask + 'evaluate_captions',
         dict(
-            data=Option(None, 'for captions: a dataset (default: what the run was trained on)', registry=DATASETS),
-            how=Option('greedy', 'for captions: greedy, beam or nucleus', ('greedy', 'beam', 'nucleus')),
+            data=Option(None, 'a dataset (default: what the run was trained on)', registry=DATASETS),
+            how=Option('greedy', 'greedy, beam or nucleus', ('greedy', 'beam', 'nucleus')),
             split=PUBLISHED_SPLIT,
         ),
         uses_root=True,
@@ -109,16 +109,16 @@ EVALUATIONS.add(
         dict(
             probe=Option(
                 'virtex2',
-                'for folder: the softmax probe of a paper',
+                'the softmax probe of a paper',
                 ('virtex', 'virtex2', 'moco', 'mct', 'icmlm', 'deepercluster'),
             ),
             search=_search,
             layer=_layer,
-            share=Option(1.0, 'for folder: fraction of each class to train on', bounds=Between(0, 1, above=True)),
-            probe_epochs=Option(0, 'for folder: epochs of the probe; 0: as in the paper', bounds=Between(0, 10**6)),
+            share=Option(1.0, 'fraction of each class to train on', bounds=Between(0, 1, above=True)),
+            probe_epochs=Option(0, 'epochs of the probe; 0: as in the paper', bounds=Between(0, 10**6)),
             layout=Option(
                 'folders',
-                'for folder: how the photos are labelled',
+                'how the photos are labelled',
                 ('folders', 'imagenet', 'places205', 'inaturalist'),
             ),
         ),

@@ -6,11 +6,13 @@
 __all__ = ['baseline_facts', 'measure']
 
 # %% ../../nbs/experiments/40_evaluate_trained.ipynb #d9c9ff5b
+import json
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
 from ..core.progress import Stages
+from ..core.registry import one_of
 from ..data.duplicates import duplicates
 from ..data.evaluation_batches import readable
 from ..datasets.base import DATASETS
@@ -24,7 +26,7 @@ from ..models.features import bn_statistics
 from ..models.pretrained import Pretrained
 from ..models.timm_torchvision import initial_backbone, weights_digest
 from ..reports.instability import learning_warning
-from ..reports.reference import curve_verdict
+from ..reports.reference_curves import curve_verdict
 from ..reports.stored_runs import stored_run
 from ..training.learner import BatchLearner
 from ..training.run_folder import Run
@@ -115,6 +117,17 @@ def _weights_of(info, log):
     return path
 
 # %% ../../nbs/experiments/40_evaluate_trained.ipynb #f11a0b05
+_SECTIONS = 'captions', 'words', 'neighbours', 'traces', 'figures'
+
+
+def _check_numbers(name, numbers):
+    "Check that the numbers of an evaluation can be written to result.jsonl"
+    try:
+        json.dumps(numbers)
+    except TypeError as e:
+        raise ValueError(f'evaluation {name}: {e}; `measure` returns numbers for JSON: convert with float()') from None
+
+
 def _figures(context, samples):
     "Collect the contributions of the evaluations and the method to the report: section -> contents"
     shown = dict(captions=[])
@@ -126,6 +139,8 @@ def _figures(context, samples):
     ]
     own = METHODS[context.info['method']].figures
     for p in [*parts, own(context)] if own else parts:
+        for section in p:
+            one_of('section of the report', section, _SECTIONS)
         shown |= {k: [*shown.get(k, []), *v] if k == 'figures' else v for k, v in p.items()}
     return shown
 
@@ -240,6 +255,7 @@ def measure(
     for e in EVALUATIONS.values():
         if e.automatic(m.capabilities, builder.test_annotations):
             got, samples[e.name] = e.measure(context)
+            _check_numbers(e.name, got)
             num.update(got)
     for who, w in bad.items():
         log(f'† {who} {w["text"]}; {_ADVICE[w["kind"]]}')

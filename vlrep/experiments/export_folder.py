@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from ..core.files import FilePath, atomic_folder, check_new_folder, write_json
-from ..core.run_facts import facts_seal
+from ..core.run_files import facts_seal
 from ..core.seeding import torch_rng
 from ..core.weights import weights_sha256
 from ..evaluation.transfer import table_markdown

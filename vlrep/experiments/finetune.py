@@ -17,7 +17,7 @@ import torch
 from ..core.device import choose_device
 from ..core.files import FilePath, brief, read_json, write_json
 from ..core.progress import logged_warnings
-from ..core.run_facts import has_type, type_words
+from ..core.run_files import has_type, type_words
 from ..core.weights import WeightsNotFinite, fill_model
 from ..data.collate import caption_lines
 from ..data.evaluation_batches import evaluation_processes, readable
@@ -597,7 +597,7 @@ def finetune(
     out: FilePath | None = None,  # Folder of the new run; by default the next free one in runs/
     log: Callable = print,  # Called with progress messages
 ) -> Path:  # Folder of the new run
-    "Fine-tune a run's model on a task, completely or with a frozen body, and evaluate it"
+    "Fine-tune a run's model on a task, whole or only its new head, and evaluate it"
     check_out(out)
     with Job.begin(spec, runtime, log) as job:
         source = trusted_run(spec.run)

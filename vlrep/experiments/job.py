@@ -26,11 +26,11 @@ from ..data.photo_cache import photo_cache
 from .sanity_checks import busy_hint
 from .spec import FinetuneSpec, RunSpec, Runtime, _full_path
 from ..training.distributed import process_group
+from ..training.held_out_photos import TEST_PHOTOS
 from ..training.interrupts import TrainingInterrupted, catch_signals
 from ..training.precision import choose_precision, effective_precision, emulation_hint, learner_precision
 from ..training.resume import differences
 from ..training.run_folder import FORMAT, Run, open_run_folder
-from ..training.test_photos import TEST_PHOTOS
 from ..training.trackers import tracker as open_tracker
 
 # %% ../../nbs/experiments/55_job.ipynb #e38d6c59
@@ -135,8 +135,8 @@ def facts(
     self: Job,
     plugins: list,  # Python files that define the run's method or data
 ) -> dict:
-    "Collect what determines the bits of a run in addition to its specification"
-    loaded = {Path(p).name: p for p in plugin_files()}
+    "Collect what determines the exact numbers of a run, besides its specification; resuming compares it"
+    loaded = {Path(p).name: p for p in plugin_files()}  # perhaps from a folder other than when the run began
     files = [Path(loaded.get(Path(p).name, p)) for p in plugins]
     return dict(
         precision=self.precision,
@@ -151,7 +151,7 @@ def facts(
 @patch
 def agree(
     self: Job,
-    facts: dict,  # What determines the bits of the run in this process
+    facts: dict,  # From `facts`, in this process
     batch_size: int,  # Images per step, over all processes
 ) -> None:
     "Check that all processes would train the same run; otherwise a `ValueError` in all of them"

@@ -45,13 +45,13 @@ from ..reports.run_report import write_report
 from ..training.callbacks import TrainingDiverged
 from ..training.checkpoint import Checkpointer
 from ..training.data_parallel import leave_process_group
+from ..training.held_out_photos import exclude_test_photos, read_test_photos, restore_test_split, write_test_photos
 from ..training.interrupts import StopOnSignal, TrainingInterrupted
 from ..training.logging import CSVLogger
 from ..training.precision import effective_precision
 from ..training.resume import differences
 from ..training.resume import resume as resume_training
 from ..training.run_folder import Run, open_run_folder
-from ..training.test_photos import exclude_test_photos, read_test_photos, restore_test_split, write_test_photos
 
 # %% ../../nbs/experiments/65_pretrain.ipynb #c3429898
 def _pretraining_facts(job, spec, plugins, old):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ..core.fields import check_fields
 from ..core.registry import did_you_mean, one_of
-from ..core.run_facts import run_path
+from ..core.run_files import run_path
 from ..datasets.base import DATASETS
 from .config import get_recipe, override_all
 from ..methods.base import METHODS

@@ -29,7 +29,7 @@ from .baselines import train_on
 from .config import recipe_dict
 from ..methods.base import METHODS, Method
 from ..methods.learner import make_learner
-from ..reports.reference import overfit_verdict
+from ..reports.reference_curves import overfit_verdict
 from ..training.learner import BaseCallback, stop_fit, training_state
 from ..training.logging import ProgressLogger
 

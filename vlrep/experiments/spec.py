@@ -15,7 +15,7 @@ from pathlib import Path
 from ..core.fields import check_fields, corrupt_limit, field_rows
 from ..core.files import FilePath
 from ..core.registry import check_plugins, load_plugin, one_of, resolve
-from ..core.run_facts import read_run_facts
+from ..core.run_files import read_run_facts
 from ..datasets.base import DATASETS
 from ..evaluation.finetune.plan import TASKS
 from .config import get_recipe, override, override_all, recipe_dict, recipe_from_dict, recorded_recipe

@@ -34,6 +34,8 @@ def _same(recipe, dls):
 
 # %% ../../nbs/methods/05_base.ipynb #64bf5894
 _DEFAULTS = 'vlrep.methods.learner:'
+_CAPTION_SIZES = _DEFAULTS + 'caption_sizes'
+_NO_CAPTIONS = 'a method that reads no captions sets sizes, needs, tokenizer=None and collate=None'
 _RUN_FIELDS = {'size', 'bs', 'steps', 'warmup', 'visual_depth', 'visual_width'}
 
 
@@ -46,7 +48,7 @@ class Method:
     recipes: dict  # Name -> recipe; a recipe named after a dataset is that dataset's default
     build: Callable = Lazy()  # (recipe, sizes, backbone, **build_inputs) -> model: batch dict -> output dict
     loss: Callable = Lazy()  # recipe -> loss: (output, batch) -> (total, count), or {name: `LossTerm`}
-    sizes: Callable = Lazy(_DEFAULTS + 'caption_sizes')  # (recipe, training loader, **build_inputs) -> plain values
+    sizes: Callable = Lazy(_CAPTION_SIZES)  # (recipe, training loader, **build_inputs) -> plain values
     build_inputs: Callable = Lazy(_no_inputs)  # (recipe, backbone, loaders, seed) -> dict
     groups: Callable = Lazy(_DEFAULTS + 'backbone_and_rest')  # (recipe, model) -> parameter groups of the optimiser
     optimizer: Callable = Lazy(_DEFAULTS + 'momentum_sgd')  # (recipe, groups) -> optimiser
@@ -73,9 +75,14 @@ class Method:
     paper: str = ''  # The paper or papers that introduced it
 
     def __post_init__(self):
-        lacking = _RUN_FIELDS - {f.name for f in fields(self.recipe)}
-        if lacking:
+        names = {f.name for f in fields(self.recipe)}
+        if lacking := _RUN_FIELDS - names:
             raise ValueError(f'{self.recipe.__name__}: lacks {", ".join(sorted(lacking))}, which every run reads')
+        given = vars(self)  # without importing anything
+        if given['_tokenizer'] is not None and not {'vocab', 'max_len'} <= names:
+            raise ValueError(f'{self.name}: {self.recipe.__name__} lacks vocab and max_len; {_NO_CAPTIONS}')
+        if given['_tokenizer'] is None and given['_sizes'] == _CAPTION_SIZES:
+            raise ValueError(f'{self.name}: its default `sizes` are those of a tokenizer; {_NO_CAPTIONS}')
 
     def __repr__(self):
         return f'Method({self.name!r})'

@@ -32,7 +32,7 @@ from ..data.region_inputs import RegionReader, open_regions
 from ..data.region_store import RegionStore
 from ..data.text_pairs import MARK, encode_pairs, uncut_pairs
 from .fusion_recipe import FusionInput
-from ..models.bert import bert_tokenizer
+from ..models.bert_weights import bert_tokenizer
 from ..models.region_cache import RegionCache
 from ..models.region_classifier import hash_images
 from ..training.run_folder import open_run_folder as load_folder

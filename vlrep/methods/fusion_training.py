@@ -23,8 +23,8 @@ from ..losses.masked_regions import masked_region_loss
 from .fusion_collate import auxiliary_corpus, auxiliary_images
 from .fusion_recipe import FusionRecipe
 from ..models.backbones import make_backbone
-from ..models.bert import SmallBertPlan, make_bert, small_config
 from ..models.bert_model import Bert, BertConfig
+from ..models.bert_weights import SmallBertPlan, make_bert, small_config
 from ..models.fusion_model import FusionHeads, FusionModel
 from ..models.region_cache import cache_regions, region_sample
 from ..models.region_classifier import RegionClassifierPlan, train_region_classifier

@@ -19,7 +19,7 @@ from ..core.writing_systems import mirror_pairs
 # %% ../../nbs/methods/00_recipe.ipynb #77d3ce9e
 @dataclass(frozen=True)
 class BertName:
-    "The name of a BERT: one of `words`, a folder, or a name on the Hugging Face hub"
+    "The name of a BERT: one of `keywords`, a folder, or a name on the Hugging Face hub"
 
     keywords: tuple = ('small',)  # Values that are neither a folder nor a hub name
 

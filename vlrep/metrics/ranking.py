@@ -99,7 +99,7 @@ def top1(
     scores: 'np.ndarray|torch.Tensor|list',  # A score for each class (n,c)
     labels: 'np.ndarray|torch.Tensor|list',  # The true class (n,)
 ) -> float:  # Fraction of correct predictions
-    "Top-1 accuracy"
+    "Compute the fraction of items whose true class has the highest score"
     return float(correct(scores, labels).mean())
 
 # %% ../../nbs/metrics/10_ranking.ipynb #eb6f91b3

@@ -105,7 +105,9 @@ def _layer(block, cin, cout, n, stride, *, group_width):
 class Backbone(nn.Module):
     "A ResNet without pooling and classifier; parameters are named as in torchvision"
 
-    activation_checkpointing = False  # Recompute activations in the backward pass? See `vlrep.training.shared_options`
+    activation_checkpointing = (
+        False  # Recompute activations in the backward pass? See `vlrep.training.ema_and_freezing`
+    )
 
     def __init__(
         self,
@@ -178,7 +180,7 @@ class Backbone(nn.Module):
         self,
         size: int,  # Height or width of an image, in pixels
     ) -> int:  # Cells along that side
-        "Compute the number of cells along a side of `size` pixels"
+        "Compute the number of cells along a side of `size` pixels, rounded up"
         return -(-size // self.stride)
 
     def stage_modules(self) -> list:  # For the stem and each of the four stages, a list of its modules

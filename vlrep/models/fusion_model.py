@@ -18,7 +18,7 @@ from ..core.seeding import torch_rng
 from ..data.masking import sequence_mask
 from ..data.pair_masking import mask_regions, mask_words
 from .bert_model import Bert
-from .fusion import FusionEncoder
+from .fusion_encoder import FusionEncoder
 from .sublayers import FusionConfig
 from .text_decoder import drop, init_weights
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from ..core.files import FilePath, read_json, write_text
 from ..core.registry import resolve
-from ..core.run_facts import last_result, log_rows, read_run_facts
+from ..core.run_files import last_result, log_rows, read_run_facts
 from ..core.text_files import json_lines
 from vlrep.reports.figures import (
     bars_html,
@@ -36,7 +36,7 @@ from vlrep.reports.figures import (
     words_html,
 )
 from .instability import dagger, warning_notes
-from .reference import curve_bands, curve_verdict, log_column, loss_curves, term_curves
+from .reference_curves import curve_bands, curve_verdict, log_column, loss_curves, term_curves
 from .trace_figures import traces_html
 
 # %% ../../nbs/reports/40_run_report.ipynb #59b2b6ff

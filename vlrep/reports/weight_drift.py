@@ -34,20 +34,21 @@ _ENDS = re.compile(r'(?:^|\.)(' + '|'.join(sorted(map(re.escape, _NAMES), key=le
 def attention_matrices(
     state: dict,  # Name -> tensor: the weights of a model with attention
 ) -> dict:  # (layer, part of the layer, one of W_Q, W_K, W_V, W_O) -> float64 array
-    "Collect the four matrices of every attention in a model; a `ValueError` if the model has no attention"
-    # of a fine-tuned run
+    "Collect W_Q, W_K, W_V and W_O of each attention in a model, as far as it has them; a `ValueError` if it has none"
     out = {}
+    # a fine-tuned run calls its pretrained model `body`
     state = {k.removeprefix('body.'): w for k, w in state.items()}
     for name, w in state.items():
         found = _ENDS.search(name)
         if not found or w.ndim != 2:
             continue
         owner = name[: found.start(1)]
+        # other modules have a layer `out`, too
         if found[1] == 'out.weight' and f'{owner}project.weight' not in state:
             continue
         kinds = _NAMES[found[1]]
         if kinds == 'P':
-            # a fusion model's `project`: its height is a multiple of the width of attention
+            # a fusion model's `project`: Q, KV or QKV in one matrix, told apart by its height
             out_proj = state.get(f'{owner}out.weight')
             if out_proj is not None:
                 kinds = {1: 'Q', 3: 'QKV'}.get(len(w) / out_proj.shape[1], '')

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ..core.files import FilePath
 from .cost import Estimate, estimate, measure_costs
-from .imitation import write_imitation
+from .mock_datasets import write_imitation
 from .plan import PaperPlan, Places, plan_commands, read_plan, select_tables
 from .rehearsal import on_imitations, rehearsed
 from .run import check_code, run_plan, run_process

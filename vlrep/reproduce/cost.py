@@ -14,7 +14,7 @@ import torch
 
 from ..core.files import FilePath, read_json, write_json
 from ..core.progress import versions
-from ..core.run_facts import check_types
+from ..core.run_files import check_types
 from ..experiments.job import processor
 from ..experiments.pretrain import run_checks
 from ..experiments.spec import Runtime, run_spec

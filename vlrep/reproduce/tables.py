@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from ..core.files import write_text
-from ..core.run_facts import last_result
+from ..core.run_files import last_result
 from ..core.text_files import json_lines
 from ..evaluation.base import EVALUATIONS
 from ..experiments.config import recipe_dict

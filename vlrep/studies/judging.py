@@ -12,9 +12,9 @@ from dataclasses import replace
 import numpy as np
 
 from ..experiments.comparisons import metric_rows, paired_difference, t975
-from .lines import best_runs, matching, runs_by_rate, runs_by_variant, validation_scores, with_tasks
 from .plan import MODES, SCORES, TASK_TABLES, Study, held_equal, rate_values, variant_recipe
 from .rates import best_at_end, choice_spread, choose_rates, grown_grid, unstable_text
+from .records import best_runs, matching, runs_by_rate, runs_by_variant, validation_scores, with_tasks
 from .verdicts import AtRates, correct, judge
 
 # %% ../../nbs/studies/36_judging.ipynb #c2c87ca5

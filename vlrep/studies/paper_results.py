@@ -16,8 +16,8 @@ from ..core.files import FilePath
 from ..core.plotting import drawable
 from ..core.text_files import read_toml
 from .judging import judge_studies
-from .lines import read_study_lines, runs_by_variant, study_head, with_current_file
 from .plan import MODES, Study, read_study
+from .records import read_study_lines, runs_by_variant, study_head, with_current_file
 from vlrep.studies.report import (
     comparison_rate_rows,
     comparison_rows,

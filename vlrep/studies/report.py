@@ -26,7 +26,8 @@ from ..reports.figures import evaluation_name, facts_html, figures_html, held_ou
 from ..reports.instability import dagger
 from ..reports.run_report import shown_files
 from .judging import judge_study, unstable_partner, unstable_run
-from vlrep.studies.lines import (
+from .plan import MODES, Study, change_texts, questions_of, quick_table, rate_values, variant_recipe
+from vlrep.studies.records import (
     line_name,
     matching,
     mixed_facts,
@@ -37,7 +38,6 @@ from vlrep.studies.lines import (
     validation_scores,
     with_current_file,
 )
-from .plan import MODES, Study, change_texts, questions_of, quick_table, rate_values, variant_recipe
 
 # %% ../../nbs/studies/40_report.ipynb #da32f8de
 def _spread_of(v, digits=1):

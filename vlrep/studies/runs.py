@@ -27,7 +27,7 @@ from ..core.files import FilePath, file_sha256, locked, read_json, write_json, w
 from ..core.processes import end_processes, start_python
 from ..core.progress import commit, versions
 from ..core.registry import did_you_mean, load_plugin, plugin_files
-from ..core.run_facts import check_types, last_result, read_log
+from ..core.run_files import check_types, last_result, read_log
 from ..core.text_files import read_toml
 from ..evaluation.base import EVALUATIONS
 from ..experiments.commands import evaluate
@@ -38,16 +38,6 @@ from ..experiments.load_run import open_run
 from ..experiments.pretrain import pretrain, resume_run, run_checks
 from ..experiments.spec import Runtime
 from .judging import judge_study
-from vlrep.studies.lines import (
-    best_runs,
-    line_name,
-    matching,
-    mixed_facts,
-    read_study_lines,
-    runs_by_rate,
-    study_head,
-    validation_scores,
-)
 from vlrep.studies.plan import (
     MODES,
     Study,
@@ -61,6 +51,16 @@ from vlrep.studies.plan import (
     with_root,
 )
 from .rates import grown_grid, study_precision, validation_score
+from vlrep.studies.records import (
+    best_runs,
+    line_name,
+    matching,
+    mixed_facts,
+    read_study_lines,
+    runs_by_rate,
+    study_head,
+    validation_scores,
+)
 from .report import write_study_report
 from .tasks import measured_task_speed, task_line, train_task
 from ..training.callbacks import TrainingDiverged
@@ -340,9 +340,9 @@ class StudyFolder:
         return matching(self.lines, **keys)
 
 # %% ../../nbs/studies/60_runs.ipynb #1317762c
-def _spec(study, variant, values):
+def _recorded_variant(study, variant, rate_fields):
     "Describe completely what is trained: the recipe and the sizes of the data, and how it is evaluated"
-    recipe, options = variant_recipe(study, variant, values)
+    recipe, options = variant_recipe(study, variant, rate_fields)
     how = {}
     if len(study.grid(variant)) > 1:
         how['chosen_by'] = dict(score=study.rates.score, scenes=study.rates.scenes)
@@ -364,12 +364,12 @@ def _spec(study, variant, values):
     )
 
 
-def _task_spec(study, job):
+def _recorded_finetuning(study, job):
     "Describe completely what is fine-tuned: the pretrained run, the plan, and the sizes of the data"
     variant = study.variant(job['variant'])
     draws = variant_recipe(study, variant)[1].draws
     plan, sizes, _ = task_plan(study, job['task'], job['mode'], job['values'], draws=draws)
-    pretrained = _spec(study, variant, job['base'])
+    pretrained = _recorded_variant(study, variant, job['base'])
     return json.loads(json.dumps(dict(plan=recipe_dict(plan), sizes=recipe_dict(sizes), pretrained=pretrained)))
 
 # %% ../../nbs/studies/60_runs.ipynb #567d9d7f
@@ -386,7 +386,7 @@ def _check_line(folder, line):
     planned = 'task' not in line or (line['task'], line['mode']) in study.jobs(variant)
     if not planned or len(grid) == 1 and line['rate']:
         raise ValueError(f'{at}{line_name(line)}: is no longer part of {study.file}; choose another --out')
-    spec = _task_spec(study, line) if 'task' in line else _spec(study, variant, line['values'])
+    spec = _recorded_finetuning(study, line) if 'task' in line else _recorded_variant(study, variant, line['values'])
     diffs = differences(line['spec'], spec) or differences(line['values'], rate_values(grid, line['rate']))
     if diffs:
         raise ValueError(
@@ -524,7 +524,7 @@ def _run_of(folder, variant, seed, rate, log):
     if any(folder.find(kind=k, **keys, task=None) for k in ('run', 'diverged')):
         return None
     values = rate_values(study.grid(variant), rate)
-    line = dict(keys, values=values, spec=_spec(study, variant, values))
+    line = dict(keys, values=values, spec=_recorded_variant(study, variant, values))
     source, error = _source(folder, variant, seed)
     name = run_name(study, variant, seed, rate)
     if error:
@@ -561,7 +561,7 @@ def _task_of(folder, variant, run, task, mode, *, rate):
     if any(folder.find(kind=k, **keys) for k in ('task', 'diverged')):
         return None
     line = dict(keys, values=rate_values(study.finetune.grid, rate), base=run['values'])
-    line['spec'] = _task_spec(study, line)
+    line['spec'] = _recorded_finetuning(study, line)
     name = f'{variant.name}-{run["seed"]}-{task}-{mode}' + (f'-rate{rate}' if len(study.finetune.grid) > 1 else '')
     source = str(folder.path / 'runs' / run_name(study, variant, run['seed'], run['rate']))
     return _begin(folder, 'task', name, line, source=source)

@@ -14,16 +14,16 @@ from pathlib import Path
 import numpy as np
 from fastcore.basics import noop
 
-from ..core.run_facts import last_result, read_log
+from ..core.run_files import last_result, read_log
 from ..core.text_files import raw_lines
 from ..evaluation.finetune.plan import TASKS
 from ..experiments.finetune import finetune
 from ..experiments.pretrain import pretrain, resume_run
 from ..experiments.spec import Runtime, finetune_spec
 from ..reports.weight_drift import weight_drift
-from .lines import constant_row
 from .plan import MODES, Study, Variant, change_texts, task_plan, variant_recipe, variant_spec
 from .rates import unstable_text
+from .records import constant_row
 from ..training.run_folder import open_run_folder
 
 # %% ../../nbs/studies/50_tasks.ipynb #4e17760d

@@ -18,10 +18,10 @@ from fastai.callback.core import CancelStepException
 from ..core.seeding import seed_of
 from .data_parallel import DDPTraining
 from .distributed import Dist, current_dist
+from .ema_and_freezing import option_callbacks
 from .learner import BaseCallback, StatefulCallback, by_steps, is_training, stop_fit
 from .precision import MixedPrecision
 from .schedules import warmup_cosine
-from .shared_options import option_callbacks
 
 # %% ../../nbs/training/40_callbacks.ipynb #a392b7f4
 class LRScheduler(BaseCallback):
@@ -203,7 +203,7 @@ class SkipNonFinite(StatefulCallback):
 
     def after_loss(self) -> None:
         # all processes must skip the same steps
-        self.to_check = self.loss_func.whole_total if self.learn.dist.world_size > 1 else self.loss_grad.detach()
+        self.to_check = self.loss_func.global_total if self.learn.dist.world_size > 1 else self.loss_grad.detach()
 
     def after_backward(self) -> None:
         # other batches of the step may be finite; a scaler skips a step before the check below

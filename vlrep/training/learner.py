@@ -77,7 +77,7 @@ class GlobalMeanLoss:
     def __call__(self, out, batch):
         """Compute a loss () whose average over the processes is the mean over the whole batch
 
-        Stores `total` and `count`, and over all processes `whole_total`, `whole` (the count), `samples`, `terms`: name
+        Stores `total` and `count`, and over all processes `global_total`, `global_count`, `samples`, `terms`: name
         -> total and count (2,), and `weighted`: name -> total times weight ()
         """
         total, count = self.counted(out, batch)
@@ -85,12 +85,12 @@ class GlobalMeanLoss:
         self.total = total.detach()
         self.count = count
         if self.dist.world_size == 1:
-            self.whole_total = self.total
-            self.whole = count
+            self.global_total = self.total
+            self.global_count = count
             self.samples = None
         else:
-            self.whole_total, self.whole, self.samples = self._sum(find_bs(batch))
-        return total * self.dist.world_size / torch.where(self.whole > 0, self.whole, 1.0)
+            self.global_total, self.global_count, self.samples = self._sum(find_bs(batch))
+        return total * self.dist.world_size / torch.where(self.global_count > 0, self.global_count, 1.0)
 
     def counted(
         self,
@@ -117,7 +117,9 @@ class GlobalMeanLoss:
     @property
     def rows(self) -> torch.Tensor:
         "Return total and count of the loss, then of each of its terms, over all processes (1+terms,2)"
-        return torch.stack([torch.stack([self.whole_total.double(), self.whole.double()]), *self.terms.values()])
+        return torch.stack(
+            [torch.stack([self.global_total.double(), self.global_count.double()]), *self.terms.values()]
+        )
 
     def _sum(self, samples):
         "Sum total, count, samples and terms over all processes, in one operation"
@@ -210,7 +212,7 @@ class GradientAccumulation(StatefulCallback):
     name = 'accumulate'
     order = 6
     run_valid = False
-    _keep = ('micro', 'opening', 'counts')
+    _keep = ('micro', 'first_count', 'count_sum')
 
     def __init__(
         self,
@@ -218,8 +220,8 @@ class GradientAccumulation(StatefulCallback):
     ):
         self.n = n
         self.micro = 0
-        self.opening = None
-        self.counts = None
+        self.first_count = None
+        self.count_sum = None
 
     def grads(self) -> list:
         return [p.grad for g in self.opt.param_groups for p in g['params'] if p.grad is not None]
@@ -230,14 +232,14 @@ class GradientAccumulation(StatefulCallback):
 
     def after_loss(self) -> None:
         "Rescale the loss as if divided by the count of the window's first batch, and add the counts"
-        whole = self.loss_func.whole
-        divisor = torch.where(whole > 0, whole, 1.0)
+        count = self.loss_func.global_count
+        divisor = torch.where(count > 0, count, 1.0)  # as `GlobalMeanLoss` divided
         if self.micro == 0:
-            self.opening = divisor
-            self.counts = torch.zeros_like(whole)
+            self.first_count = divisor
+            self.count_sum = torch.zeros_like(count)
         else:
-            self.learn.loss_grad = self.loss_grad * (divisor / self.opening.to(whole))
-        self.counts = self.counts.to(whole) + whole
+            self.learn.loss_grad = self.loss_grad * (divisor / self.first_count.to(count))
+        self.count_sum = self.count_sum.to(count) + count
         self.micro += 1
 
     def before_step(self) -> None:
@@ -245,7 +247,7 @@ class GradientAccumulation(StatefulCallback):
         if self.micro < self.n:
             raise CancelBatchException()
         if self.n > 1:
-            torch._foreach_mul_(self.grads(), self.opening / self.counts.clamp(min=1e-12))
+            torch._foreach_mul_(self.grads(), self.first_count / self.count_sum.clamp(min=1e-12))
         self.micro = 0
 
 # %% ../../nbs/training/30_learner.ipynb #4d8e5064
@@ -361,7 +363,7 @@ class TrainState(StatefulCallback):
         self,
         mark: torch.Tensor = None,  # `sums` at the start; by default at the start of the epoch
     ) -> float:
-        "Return the training loss since `mark`"
+        "Compute the mean training loss per counted item since `mark`"
         total, count = self._added(mark)[0]
         return total / count if count else float('nan')
 
@@ -369,7 +371,7 @@ class TrainState(StatefulCallback):
         self,
         mark: torch.Tensor = None,  # As for `mean`
     ) -> dict:  # Name -> mean, where something was counted
-        "Return the terms of the training loss since `mark`"
+        "Compute the mean of each term of the training loss since `mark`"
         rows = self._added(mark)[1:]
         return {k: total / count for k, (total, count) in zip(self.loss_func.terms, rows) if count}
 
@@ -524,7 +526,7 @@ def stop_fit(
 
 # %% ../../nbs/training/30_learner.ipynb #db38523c
 class BatchLearner(Learner):
-    """fastai's Learner for batches that are dicts and losses that return `(total, count)`
+    """A subclass of fastai's Learner for batches that are dicts and losses that return `(total, count)`
 
     Logs, checkpoints and the skipping of non-finite steps work in all fits. Only `fit_steps` uses a recipe's schedule
     and can be resumed bit for bit.
@@ -620,7 +622,7 @@ class _Smooth(AvgSmoothLoss):
         if learn.bad:
             return
         l = learn.loss_func
-        loss = (l.whole_total / l.whole.clamp(min=1e-12)).float()
+        loss = (l.global_total / l.global_count.clamp(min=1e-12)).float()
         self.count += 1
         self.val = torch.lerp(loss, self.val.to(loss), self.beta)
 

@@ -17,7 +17,7 @@ import torch
 
 from ..core.files import FilePath, atomic_file
 from ..core.progress import LiveBar
-from ..core.run_facts import read_log
+from ..core.run_files import read_log
 from .callbacks import gradient_norm
 from .learner import BaseCallback, StatefulCallback, is_training, stop_fit
 

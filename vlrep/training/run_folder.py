@@ -32,7 +32,7 @@ from vlrep.core.files import (
     write_json,
 )
 from ..core.progress import versions
-from ..core.run_facts import FORMAT, check_format, facts_seal, read_log, read_run_facts, run_path
+from ..core.run_files import FORMAT, check_format, facts_seal, read_log, read_run_facts, run_path
 from ..core.weights import check_weights, read_pickle, weights_sha256
 
 # %% ../../nbs/training/50_run_folder.ipynb #746750e0

@@ -26,7 +26,7 @@ from vlrep.reports.figures import (
     table_html,
     wide_rows,
 )
-from ...reports.reference import log_column
+from ...reports.reference_curves import log_column
 from ...reports.run_report import jpeg_uri, read_run, write_page
 from ...reports.weight_drift import drift_lines, drift_rows
 

@@ -14,8 +14,7 @@ from ..options import HELD_OUT_DATA, PROBE_EPOCHS, PUBLISHED_SPLIT
 _here = 'vlrep.evaluation.retrieval.'
 _protocol = Option(
     'all',
-    'for retrieval and vsepp: the images that are ranked against each other: all, the first 1000 '
-    'or 5000, or the mean over folds of 1000',
+    'the images that are ranked against each other: all, the first 1000 or 5000, or the mean over folds of 1000',
     ('all', '1k', '1k-folds', '5k'),
 )
 
@@ -46,7 +45,7 @@ EVALUATIONS.add(
             protocol=_protocol,
             split=PUBLISHED_SPLIT,
             epochs=PROBE_EPOCHS,
-            joint=Option(1024, 'for vsepp: width of the joint space', bounds=Between(1, 16_384)),
+            joint=Option(1024, 'width of the joint space', bounds=Between(1, 16_384)),
         ),
         uses_root=True,
         scores=_scores,

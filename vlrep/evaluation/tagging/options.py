@@ -21,10 +21,10 @@ EVALUATIONS.add(
             split=PUBLISHED_SPLIT,
             tags=Option(
                 18157,
-                'for tagging: number of the most frequent tags, or words of captions, to learn',
+                'number of the most frequent tags, or words of captions, to learn',
                 bounds=Between(1, 10_000_000),
             ),
-            k=Option(5, 'for tagging: number of tags to predict for each image', bounds=Between(1, 10_000)),
+            k=Option(5, 'number of tags to predict for each image', bounds=Between(1, 10_000)),
             epochs=PROBE_EPOCHS,
         ),
         uses_root=True,

@@ -20,10 +20,10 @@ EVALUATIONS.add(
         dict(
             benchmark=Option(
                 'world',
-                'for zeroshot: world, cub (CUB_200_2011) or awa2 (Animals_with_Attributes2)',
+                'world, cub (CUB_200_2011) or awa2 (Animals_with_Attributes2)',
                 ('world', 'cub', 'awa2'),
             ),
-            average=Option('images', 'for zeroshot: mean over images, or over classes', ('images', 'classes')),
+            average=Option('images', 'mean over images, or over classes', ('images', 'classes')),
         ),
         uses_root=True,
         measure=_table + 'measure_zeroshot',

@@ -19,7 +19,7 @@ from ...data.tokenizer import pad_tokens
 from ...data.transforms import swap_left_right
 from ..concept_training import recipe_normalisation, recipe_words
 from .recipe import ICMLMRecipe
-from ...models.bert import bert_config, bert_tokenizer
+from ...models.bert_weights import bert_config, bert_tokenizer
 
 # %% ../../../nbs/methods/icmlm/20_collate.ipynb #e2f4d206
 def pretokenized_dataset(

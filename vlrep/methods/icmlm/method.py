@@ -25,8 +25,8 @@ from .heads import AttFcHead, TfmHead
 from .model import MaskedWordModel
 from .recipe import ICMLMRecipe
 from ..learner import caption_sizes, make_learner
-from ...models.bert import SmallBertPlan, make_bert, small_config
 from ...models.bert_model import Bert, BertConfig
+from ...models.bert_weights import SmallBertPlan, make_bert, small_config
 from ...models.concept_head import ConceptHead, concept_nll
 from ...training.loss_terms import LossTerm
 

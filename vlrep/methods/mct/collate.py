@@ -20,7 +20,7 @@ from ...data.records import ImageTextDataset
 from ...data.tokenizer import Tokenizer, normalise, pad_tokens
 from ...data.transforms import ENGLISH_SIDES, EvalTransform, TrainTransform, swap_left_right
 from .recipe import MCTRecipe
-from ...models.bert import bert_config, bert_tokenizer
+from ...models.bert_weights import bert_config, bert_tokenizer
 from ...training.distributed import current_dist
 
 # %% ../../../nbs/methods/mct/20_collate.ipynb #bf0a0316

@@ -24,8 +24,8 @@ from .collate import HeldOutViews, TwoViews
 from .model import DualEncoder, projection_heads
 from .recipe import MCTRecipe
 from ..word_head import loader_idf, with_word_head, word_term
-from ...models.bert import make_bert, small_config
 from ...models.bert_model import Bert, BertConfig
+from ...models.bert_weights import make_bert, small_config
 from ...training.learner import BatchLearner, MicroBatchLoader
 from ...training.loss_terms import LossTerm
 from ...training.momentum_contrast import EnqueueKeys, MomentumEncoderUpdate

@@ -16,7 +16,7 @@ from ...data.concept_targets import ConceptCollator
 from ...data.tokenizer import pad_tokens
 from ..concept_training import recipe_targets
 from .recipe import TagPredictionRecipe
-from ...models.bert import bert_tokenizer, make_bert
+from ...models.bert_weights import bert_tokenizer, make_bert
 
 # %% ../../../nbs/methods/tag_prediction/20_collate.ipynb #fde4e8fa
 def _bert_vectors(name, dataset):

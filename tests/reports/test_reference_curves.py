@@ -17,7 +17,7 @@ from vlrep.experiments.resolve_options import tiny_changes
 from vlrep.experiments.splits import open_splits
 from vlrep.methods.base import METHODS
 from vlrep.methods.virtex.model import CaptioningModel
-from vlrep.reports.reference import compare_curve, curve_bands, curve_verdict, reference_curve
+from vlrep.reports.reference_curves import compare_curve, curve_bands, curve_verdict, reference_curve
 from vlrep.reports.run_report import report_html
 from vlrep.training.learner import StopAtStep
 from vlrep.training.logging import CSVLogger

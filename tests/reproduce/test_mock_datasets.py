@@ -31,9 +31,9 @@ from vlrep.datasets.world.primitives import CATEGORIES, SEEN, UNSEEN
 from vlrep.evaluation.evaluate import LAYOUTS
 from vlrep.evaluation.zeroshot.benchmarks import read_awa2, read_cub
 from vlrep.models.backbone_weights import load_backbone
-from vlrep.models.bert import load_bert
+from vlrep.models.bert_weights import load_bert
 from vlrep.models.timm_torchvision import NARROW_VGG, named_backbone
-from vlrep.reproduce.imitation import IMITATIONS, write_imitation
+from vlrep.reproduce.mock_datasets import IMITATIONS, write_imitation
 
 TRAIN = 16
 TEST = 6

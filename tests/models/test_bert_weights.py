@@ -1,6 +1,6 @@
 """BERT against transformers' own: outputs, gradients, tokens, files both ways; small BERTs in two processes
 
-What a BERT is and what its files may hold is checked in nbs/models/57_bert_model and 58_bert.
+What a BERT is and what its files may hold is checked in nbs/models/57_bert_model and 58_bert_weights.
 """
 
 import os
@@ -17,13 +17,14 @@ import transformers
 from safetensors.torch import load_file
 from tools import ENV
 
-import vlrep.models.bert as library
+import vlrep.models.bert_weights as library
 from vlrep.core.files import read_json, write_json
 from vlrep.core.seeding import rng
 from vlrep.data.records import ArrayDataset
 from vlrep.data.tokenizer import Tokenizer, pad_tokens
 from vlrep.data.wordpiece import WordPieceTokenizer
-from vlrep.models.bert import (
+from vlrep.models.bert_model import Bert
+from vlrep.models.bert_weights import (
     SmallBertPlan,
     bert_tokenizer,
     load_bert,
@@ -32,7 +33,6 @@ from vlrep.models.bert import (
     small_config,
     train_small_bert,
 )
-from vlrep.models.bert_model import Bert
 
 SPECIAL = '[PAD] [UNK] [CLS] [SEP] [MASK]'.split()
 WORDS = (
@@ -330,7 +330,7 @@ def test_a_bert_is_opened_by_name_from_the_cache_of_the_hub(folder, batch, tmp_p
             write_json(snapshot / 'tokenizer_config.json', dict(do_lower_case=False))
     code = """if True:
         import sys
-        from vlrep.models.bert import *
+        from vlrep.models.bert_weights import *
         for name in ('tiny', 'cased'):
             tokenizer = bert_tokenizer(f'someone/{name}-bert')
             bert = make_bert(f'someone/{name}-bert', None, tokenizer)
