@@ -248,7 +248,7 @@ MODEL = re.compile(r'(^|[._])(model|body)$')
 # a word of the log
 ASKED = {
     ('training.precision', 'visual'),
-    ('training.shared_options', 'visual'),  # None of a model without a backbone
+    ('training.ema_and_freezing', 'visual'),  # None of a model without a backbone
 }
 
 
