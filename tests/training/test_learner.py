@@ -153,7 +153,8 @@ def test_every_method_predicts_and_so_does_its_export(data, tmp_path, photo, met
     assert one['features'].ndim == 1 and one['features'].isfinite().all()
     assert isinstance(one.get('caption', ''), str)
     assert ('caption' in one) == (type(learn.model).__name__ == 'CaptioningModel')
-    assert ('logits' in one) == ('logits' in learn.model.eval()(batch))
+    if method in ('supervised', 'token_cls', 'multilabel', 'rotnet'):  # classifiers of images
+        assert one['logits'].ndim == 1
     queue = [type(learn.enqueue_keys)()] if hasattr(learn, 'enqueue_keys') else None  # fills it with held-out keys
     assert again.validate(dl=learn.dls.valid, cbs=queue)[0] == pytest.approx(learn.validate()[0], rel=1e-5)
     learn.fit(1)
