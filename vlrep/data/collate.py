@@ -153,7 +153,7 @@ def _spread(texts, n):
     total = len(texts.ends) - 1
     return range(0, total, max(1, -(-total // n)))
 
-
+# %% ../../nbs/data/50_collate.ipynb #87a61e09
 _EMPTY_CELLS = 'nan', 'none', 'null', '<na>'
 
 

@@ -281,7 +281,7 @@ def _job(self: StatefulLoader, epoch, i, rows):
     ahead = self._jobs.aug is not None and self.device.type == 'cpu'
     return (epoch, own, *self._draw(epoch, i)) if ahead else (epoch, own)
 
-
+# %% ../../nbs/data/60_loader.ipynb #4adf5a56
 @patch
 def _draw(self: StatefulLoader, epoch, i):
     "Return the arguments of `aug` for batch `i` of `epoch`: a key, and a share if it takes one"
@@ -313,7 +313,7 @@ def _ready(self: StatefulLoader, got, job, i):
     b = {k: v.to(self.device, non_blocking=True) for k, v in b.items()}
     return b, b
 
-
+# %% ../../nbs/data/60_loader.ipynb #8ebc3226
 def _channels_last(x):
     "Restore the memory format of views that a worker sent without shared memory"
     views = x.ndim == 4 and x.is_floating_point()
@@ -339,7 +339,9 @@ def _results(self: StatefulLoader, jobs, epoch, start):
 @patch
 def _read(self: StatefulLoader, jobs):
     "Return an iterator over batches on the CPU, read here or by workers"
-    return self._read_ahead(jobs) if self.workers else map(self._jobs.__getitem__, jobs)
+    if self.workers:
+        return self._read_ahead(jobs)
+    return map(self._jobs.__getitem__, jobs)
 
 # %% ../../nbs/data/60_loader.ipynb #cce86715
 @patch
