@@ -10,6 +10,7 @@ __all__ = ['CaptionCollator', 'caption_tokenizer', 'caption_collator', 'TokenCou
 from dataclasses import dataclass
 
 import numpy as np
+from fastcore.basics import patch
 
 from ..core.seeding import hashed_uniform
 from ..core.writing_systems import english_share, mirror_pairs
@@ -27,46 +28,6 @@ class CaptionCollator:
     substring: bool = False  # Swap left and right even inside words, as VirTex's code does
     sides: tuple = ENGLISH_SIDES  # Words to swap in mirrored images, see `mirror_pairs`
 
-    def check(
-        self,
-        source: ImageTextDataset,  # Dataset of the batches
-    ) -> None:
-        "Check that each image has a caption"
-        if source.captions is None:
-            raise ValueError(f'{source.name}: has no captions; use tokenizer=None')
-        mute = np.flatnonzero(source.captions.counts() == 0)
-        if len(mute):
-            raise ValueError(
-                f'{source.name}: {len(mute)} of {len(source)} images have no caption, the first is '
-                f'{source.ids[mute[0]]}'
-            )
-
-    def chosen(self, source: ImageTextDataset, rows: np.ndarray, when: int | str, seed: int) -> np.ndarray:
-        "Draw a caption for each row, as its index among all captions (b,)"
-        first = source.captions.rows[rows]
-        number = source.captions.rows[rows + 1] - first
-        u = hashed_uniform(rows, seed, 'caption', when)
-        return first + (u * number).astype(np.int64)
-
-    def lengths(self, source: ImageTextDataset, rows: np.ndarray, when: int | str, seed: int) -> np.ndarray:
-        "Measure the caption of each row in bytes (b,)"
-        at = self.chosen(source, rows, when, seed)
-        ends = source.captions.ends
-        return ends[at + 1] - ends[at]
-
-    def texts(self, source: ImageTextDataset, rows: np.ndarray, when: int | str, seed: int, flip: np.ndarray) -> list:
-        "Read the caption of each row"
-        out = [source.captions.string(j) for j in self.chosen(source, rows, when, seed)]
-        return [swap_left_right(t, self.substring, self.sides) if f else t for t, f in zip(out, flip)]
-
-    def all_texts(self, source: ImageTextDataset) -> TextBuffer:
-        "Return all texts that may be read of each image"
-        return source.captions
-
-    def uncut(self, texts: list) -> list:
-        "Encode texts with special tokens, without truncation"
-        return self.tokenizer.encode(texts, 1 << 30)
-
     def __call__(
         self,
         source: ImageTextDataset,  # Images with captions
@@ -79,6 +40,82 @@ class CaptionCollator:
         texts = self.texts(source, rows, when, seed, flip)
         tokens, lengths = pad_tokens(self.tokenizer.encode(texts, self.max_len), self.tokenizer.pad)
         return dict(tokens=tokens, lengths=lengths)
+
+# %% ../../nbs/data/50_collate.ipynb #d9779210
+@patch
+def chosen(
+    self: CaptionCollator,
+    source: ImageTextDataset,  # Images with captions
+    rows: np.ndarray,  # Rows (b,)
+    when: int | str,  # Epoch number, or 'valid'
+    seed: int,  # Seed of the run
+) -> np.ndarray:  # (b,)
+    "Draw a caption for each row, as its index among all captions"
+    first = source.captions.rows[rows]
+    number = source.captions.rows[rows + 1] - first
+    u = hashed_uniform(rows, seed, 'caption', when)
+    return first + (u * number).astype(np.int64)
+
+# %% ../../nbs/data/50_collate.ipynb #d75e3cf5
+@patch
+def texts(
+    self: CaptionCollator,
+    source: ImageTextDataset,  # Images with captions
+    rows: np.ndarray,  # Rows (b,)
+    when: int | str,  # Epoch number, or 'valid'
+    seed: int,  # Seed of the run
+    flip: np.ndarray,  # Which images are mirrored (b,) bool
+) -> list:  # A caption for each row
+    "Read the caption of each row"
+    out = [source.captions.string(j) for j in self.chosen(source, rows, when, seed)]
+    return [swap_left_right(t, self.substring, self.sides) if f else t for t, f in zip(out, flip)]
+
+# %% ../../nbs/data/50_collate.ipynb #6c7b1779
+@patch
+def check(
+    self: CaptionCollator,
+    source: ImageTextDataset,  # Dataset of the batches
+) -> None:
+    "Check that each image has a caption"
+    if source.captions is None:
+        raise ValueError(f'{source.name}: has no captions; use tokenizer=None')
+    mute = np.flatnonzero(source.captions.counts() == 0)
+    if len(mute):
+        raise ValueError(
+            f'{source.name}: {len(mute)} of {len(source)} images have no caption, the first is {source.ids[mute[0]]}'
+        )
+
+# %% ../../nbs/data/50_collate.ipynb #7a0f6ca8
+@patch
+def lengths(
+    self: CaptionCollator,
+    source: ImageTextDataset,  # Images with captions
+    rows: np.ndarray,  # Rows (b,)
+    when: int | str,  # Epoch number, or 'valid'
+    seed: int,  # Seed of the run
+) -> np.ndarray:  # (b,)
+    "Measure the caption of each row in bytes"
+    at = self.chosen(source, rows, when, seed)
+    ends = source.captions.ends
+    return ends[at + 1] - ends[at]
+
+# %% ../../nbs/data/50_collate.ipynb #c6aed43d
+@patch
+def all_texts(
+    self: CaptionCollator,
+    source: ImageTextDataset,  # Images with captions
+) -> TextBuffer:
+    "Return all texts that may be read of each image"
+    return source.captions
+
+
+@patch
+def uncut(
+    self: CaptionCollator,
+    texts: list,  # Strings
+) -> list:  # Token ids of each text
+    "Encode texts with special tokens, without truncation"
+    return self.tokenizer.encode(texts, 1 << 30)
 
 # %% ../../nbs/data/50_collate.ipynb #b01c0a2e
 def caption_tokenizer(
@@ -116,7 +153,7 @@ def _spread(texts, n):
     total = len(texts.ends) - 1
     return range(0, total, max(1, -(-total // n)))
 
-
+# %% ../../nbs/data/50_collate.ipynb #87a61e09
 _EMPTY_CELLS = 'nan', 'none', 'null', '<na>'
 
 
