@@ -91,39 +91,43 @@ class Queue(nn.Module):
         "Return how many steps ago each active key entered; the initial random keys are as old as the queue"
         return (self.steps - self.enqueued_at)[self.active]
 
-    def commit(self) -> None:
-        "Move the staged keys into the queue, where they replace the oldest ones"
-        self.pointer.add_(self.staged).remainder_(len(self.ids))
-        self.steps.add_(1)
-        self.staged.zero_()
+# %% ../../nbs/models/45_momentum_queue.ipynb #1d953a40
+@patch
+@torch.no_grad()
+def stage(
+    self: Queue,
+    keys: dict,  # Kind -> keys of this process (b,d)
+    ids: Tensor,  # Numbers of their images (b,)
+    tags: Tensor,  # Tags of each (b,m)
+    gather: callable = None,  # Rows (b,...) -> rows of all processes, such as `lambda x: dist.gather(x)[0]`
+) -> None:
+    "Write keys ahead of the pointer, where they are not negatives yet"
+    vectors = torch.cat(list(keys.values()), 1)
+    numbers = torch.cat([ids[:, None], tags.to(ids)], 1)
+    if gather:
+        vectors = gather(vectors)
+        numbers = gather(numbers)
+    n = len(self.ids)
+    vectors = vectors[-n:]
+    numbers = numbers[-n:]
+    new = torch.arange(len(vectors), device=vectors.device)
+    at = (self.pointer + self.staged + new) % n
+    widths = [v.shape[1] for v in keys.values()]
+    for k, v in zip(keys, vectors.split(widths, 1)):
+        stored = self.keys(k)
+        stored[at] = v.to(stored.dtype)
+    self.ids[at] = numbers[:, 0]
+    self.tags[at] = numbers[:, 1:].to(torch.uint8)
+    self.enqueued_at[at] = self.steps + 1
+    self.staged.add_(len(vectors)).clamp_(max=n)
 
-    @torch.no_grad()
-    def stage(
-        self,
-        keys: dict,  # Kind -> keys of this process (b,d)
-        ids: Tensor,  # Numbers of their images (b,)
-        tags: Tensor,  # Tags of each (b,m)
-        gather: callable = None,  # Rows (b,...) -> rows of all processes, such as `lambda x: dist.gather(x)[0]`
-    ) -> None:
-        "Write keys ahead of the pointer, where they are not negatives yet"
-        vectors = torch.cat(list(keys.values()), 1)
-        numbers = torch.cat([ids[:, None], tags.to(ids)], 1)
-        if gather:
-            vectors = gather(vectors)
-            numbers = gather(numbers)
-        n = len(self.ids)
-        vectors = vectors[-n:]
-        numbers = numbers[-n:]
-        new = torch.arange(len(vectors), device=vectors.device)
-        at = (self.pointer + self.staged + new) % n
-        widths = [v.shape[1] for v in keys.values()]
-        for k, v in zip(keys, vectors.split(widths, 1)):
-            stored = self.keys(k)
-            stored[at] = v.to(stored.dtype)
-        self.ids[at] = numbers[:, 0]
-        self.tags[at] = numbers[:, 1:].to(torch.uint8)
-        self.enqueued_at[at] = self.steps + 1
-        self.staged.add_(len(vectors)).clamp_(max=n)
+# %% ../../nbs/models/45_momentum_queue.ipynb #73d41234
+@patch
+def commit(self: Queue) -> None:
+    "Move the staged keys into the queue, where they replace the oldest ones"
+    self.pointer.add_(self.staged).remainder_(len(self.ids))
+    self.steps.add_(1)
+    self.staged.zero_()
 
 # %% ../../nbs/models/45_momentum_queue.ipynb #b0b39ccd
 @patch
