@@ -260,7 +260,7 @@ def before_step(self: SkipNonFinite) -> None:
 # %% ../../nbs/training/40_callbacks.ipynb #c5a1e015
 @patch
 def after_cancel_step(self: SkipNonFinite) -> None:
-    "Count and log the step, unless the scaler skipped it while adjusting its factor; end the fit after `limit` in a row"
+    "Count and log a skipped step, except those that adjust the scaler; end the fit after `limit` in a row"
     if self.why is None and self.scaler and self.scaler.get_scale() >= 1:
         return
     self.learn.train_state.skipped += 1
