@@ -14,6 +14,7 @@ from functools import partial
 
 import torch
 from fastai.callback.core import CancelStepException
+from fastcore.basics import patch
 
 from ..core.seeding import seed_of
 from .data_parallel import DDPTraining
@@ -129,6 +130,18 @@ class TrainingDiverged(ValueError):
     "Too many consecutive steps had a loss or gradient that was not finite"
 
 
+def _diverged(learn, row, in_a_row):
+    "Make the error that names the last of the bad steps, its samples, and the last checkpoint"
+    ids = row['samples']
+    more = ' ...' if len(ids) > 8 else ''
+    checkpointer = getattr(learn, 'save_run', None)
+    where = checkpointer.where() if checkpointer else ''
+    return TrainingDiverged(
+        f'{row["why"]} at step {row["step"]}, the last of {in_a_row} bad steps in a row; samples {ids[:8]}{more}: '
+        f'lower the learning rate, train in fp32, or look at these samples{where}'
+    )
+
+# %% ../../nbs/training/40_callbacks.ipynb #c5a1e006
 def _sample_ids(learn, rows):
     "Return the ids of the samples in `rows` (tensors of indices), of all processes"
     own = [i for batch in rows for i in batch.tolist()]
@@ -146,22 +159,26 @@ def _append_row(path, row):
         lost = f'step {row["step"]}, samples {row["samples"]}'
         print(f'{path}: cannot write ({e.strerror}); left out: {lost}', file=sys.stderr)
 
-
-def _diverged(learn, row, in_a_row):
-    "Make the error that names the last of the bad steps, its samples, and the last checkpoint"
-    ids = row['samples']
-    more = ' ...' if len(ids) > 8 else ''
-    checkpointer = getattr(learn, 'save_run', None)
-    where = checkpointer.where() if checkpointer else ''
-    return TrainingDiverged(
-        f'{row["why"]} at step {row["step"]}, the last of {in_a_row} bad steps in a row; samples {ids[:8]}{more}: '
-        f'lower the learning rate, train in fp32, or look at these samples{where}'
-    )
-
 # %% ../../nbs/training/40_callbacks.ipynb #bd2e190d
 _SMALL = 2**20  # Larger buffers, such as queues, are changed after the step by callbacks that check `learn.bad`
 
 
+class _BufferCopy:
+    "A copy of a model's small buffers, which a forward pass may change"
+
+    def __init__(self, model):
+        self.now = [b for b in model.buffers() if b.is_floating_point() and b.numel() <= _SMALL]
+        self.old = [b.clone() for b in self.now]
+
+    def store(self):
+        if self.now:
+            torch._foreach_copy_(self.old, self.now)
+
+    def restore(self):
+        if self.now:
+            torch._foreach_copy_(self.now, self.old)
+
+# %% ../../nbs/training/40_callbacks.ipynb #c5a1e009
 class SkipNonFinite(StatefulCallback):
     "Skip steps whose loss or gradient is not finite; raise `TrainingDiverged` after `limit` in a row"
 
@@ -186,56 +203,13 @@ class SkipNonFinite(StatefulCallback):
         if not self.learn.accumulate.micro:  # otherwise an accumulation window is open
             self.why = None
             self.ids = []
-        self.now = [b for b in self.model.buffers() if b.is_floating_point() and b.numel() <= _SMALL]
-        self.old = [b.clone() for b in self.now]
+        self.buffer_copy = _BufferCopy(self.model)
 
     def before_batch(self) -> None:
         "Store the buffers that the forward pass may change"
-        if self.now:
-            torch._foreach_copy_(self.old, self.now)
+        self.buffer_copy.store()
         if 'id' in self.yb[0]:
             self.ids.append(self.yb[0]['id'])
-
-    @property
-    def scaler(self) -> 'torch.amp.GradScaler | None':
-        "Return the scaler of float16, or None"
-        return self.learn.precision.scaler if hasattr(self.learn, 'precision') else None
-
-    def after_loss(self) -> None:
-        # all processes must skip the same steps
-        self.to_check = self.loss_func.global_total if self.learn.dist.world_size > 1 else self.loss_grad.detach()
-
-    def after_backward(self) -> None:
-        # other batches of the step may be finite; a scaler skips a step before the check below
-        if self.learn.accumulate.n > 1 or self.scaler:
-            self._check_loss(self.to_check.item())
-
-    def before_step(self) -> None:
-        "Check loss and gradient before the weights are updated, with a single synchronisation"
-        norm = gradient_norm(self.learn)
-        loss, norm = torch.stack([self.to_check.to(norm), norm]).tolist()
-        self._check_loss(loss)
-        if self.why is None and not math.isfinite(norm):
-            self.why = f'the length of the gradient is {norm}'
-        if self.why:
-            raise CancelStepException()
-
-    def _check_loss(self, loss):
-        "Mark a batch whose loss is not finite, and restore the buffers"
-        if math.isfinite(loss):
-            return
-        self.learn.bad = True
-        self.why = f'the training loss is {loss}'
-        if self.now:
-            torch._foreach_copy_(self.now, self.old)
-
-    def after_cancel_step(self) -> None:
-        "Count the step, unless the scaler skipped it while adjusting its factor"
-        if self.why is None and self.scaler and self.scaler.get_scale() >= 1:
-            return
-        self.learn.train_state.skipped += 1
-        self.bad_in_a_row += 1
-        self._record_bad_step(self.why or 'the scaled gradient is not finite')
 
     def after_step(self) -> None:
         if not self.learn.bad:
@@ -243,14 +217,61 @@ class SkipNonFinite(StatefulCallback):
         self.why = None
         self.ids = []
 
-    def _record_bad_step(self, why):
-        "Log a skipped step with its samples; end the fit with `TrainingDiverged` after `limit` in a row"
-        step = self.learn.train_state.step + 1
-        row = dict(step=step, why=why, samples=_sample_ids(self.learn, self.ids))
-        if self.log:
-            _append_row(self.log, row)
-        if self.bad_in_a_row >= self.limit:
-            stop_fit(self.learn, _diverged(self.learn, row, self.bad_in_a_row))
+    @property
+    def scaler(self) -> 'torch.amp.GradScaler | None':
+        "Return the scaler of float16, or None"
+        return self.learn.precision.scaler if hasattr(self.learn, 'precision') else None
+
+# %% ../../nbs/training/40_callbacks.ipynb #c5a1e011
+@patch
+def _check_loss(self: SkipNonFinite, loss):
+    "Mark a batch whose loss is not finite, and restore the buffers"
+    if math.isfinite(loss):
+        return
+    self.learn.bad = True
+    self.why = f'the training loss is {loss}'
+    self.buffer_copy.restore()
+
+# %% ../../nbs/training/40_callbacks.ipynb #c5a1e013
+@patch
+def after_loss(self: SkipNonFinite) -> None:
+    # all processes must skip the same steps
+    self.to_check = self.loss_func.global_total if self.learn.dist.world_size > 1 else self.loss_grad.detach()
+
+
+@patch
+def after_backward(self: SkipNonFinite) -> None:
+    # other batches of the step may be finite; a scaler skips a step before the check below
+    if self.learn.accumulate.n > 1 or self.scaler:
+        self._check_loss(self.to_check.item())
+
+
+@patch
+def before_step(self: SkipNonFinite) -> None:
+    "Check loss and gradient before the weights are updated, with a single synchronisation"
+    norm = gradient_norm(self.learn)
+    loss, norm = torch.stack([self.to_check.to(norm), norm]).tolist()
+    self._check_loss(loss)
+    if self.why is None and not math.isfinite(norm):
+        self.why = f'the length of the gradient is {norm}'
+    if self.why:
+        raise CancelStepException()
+
+# %% ../../nbs/training/40_callbacks.ipynb #c5a1e015
+@patch
+def after_cancel_step(self: SkipNonFinite) -> None:
+    "Count and log a skipped step, except those that adjust the scaler; end the fit after `limit` in a row"
+    if self.why is None and self.scaler and self.scaler.get_scale() >= 1:
+        return
+    self.learn.train_state.skipped += 1
+    self.bad_in_a_row += 1
+    why = self.why or 'the scaled gradient is not finite'
+    step = self.learn.train_state.step + 1
+    row = dict(step=step, why=why, samples=_sample_ids(self.learn, self.ids))
+    if self.log:
+        _append_row(self.log, row)
+    if self.bad_in_a_row >= self.limit:
+        stop_fit(self.learn, _diverged(self.learn, row, self.bad_in_a_row))
 
 # %% ../../nbs/training/40_callbacks.ipynb #0e2a6471
 def default_callbacks(
