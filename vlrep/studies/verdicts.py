@@ -110,6 +110,22 @@ def _interval(d):
     return f'{d.diff:+.1f} ± {d.half:.1f}'
 
 
+def _failed_condition(found, min_gain):
+    "The first condition on the runs themselves (rates, seeds, learning) that does not hold; '' if all hold"
+    at_best = _interval(found.own)
+    if found.few:
+        return f'few rates ({", ".join(found.few)}: {at_best})'
+    seeds = len(found.own.each)
+    if found.trained and seeds < 3:
+        return f'few seeds ({seeds}: a rate is chosen by three or more, {at_best})'
+    low = [f'{side} {lowest:+.1f}' for side, (lowest, _) in found.gains.items() if lowest < min_gain]
+    if low:
+        return f'not trained long enough (above its floor: {", ".join(low)}; {min_gain:g} are needed in every run)'
+    if found.at_end:
+        return f'rate at the end of the grid ({", ".join(found.at_end)}: {at_best})'
+    return ''
+
+# %% ../../nbs/studies/30_verdicts.ipynb #d3e1010a
 def rate_verdict(
     found: AtRates,  # Measurements of a comparison
     direction: int,  # As for `verdict`
@@ -117,27 +133,23 @@ def rate_verdict(
     min_gain: float = 0.0,  # Points by which a side must be above its floor in each of its runs
 ) -> str:  # The verdict of `verdict`, or the condition that does not hold
     "Judge a claim by all the rates at which it was measured"
+    failed = _failed_condition(found, min_gain)
+    if failed:
+        return failed
     at_best = verdict(found.own.diff, found.own.half, direction, margin)
-    if found.few:
-        return f'few rates ({", ".join(found.few)}: {_interval(found.own)})'
-    if found.trained and len(found.own.each) < 3:
-        return f'few seeds ({len(found.own.each)}: a rate is chosen by three or more, {_interval(found.own)})'
-    low = [f'{side} {gain[0]:+.1f}' for side, gain in found.gains.items() if gain[0] < min_gain]
-    if low:
-        return f'not trained long enough (above its floor: {", ".join(low)}; {min_gain:g} are needed in every run)'
-    if found.at_end:
-        return f'rate at the end of the grid ({", ".join(found.at_end)}: {_interval(found.own)})'
     if at_best.startswith('not resolved'):
         return at_best
     gain = min((mean for _, mean in found.gains.values()), default=math.inf)
     if 'equivalent' in at_best and margin > MARGIN_SHARE * gain:
         return f'not resolved (training gains {gain:.1f}: too little for a margin of {margin:g})'
-    other = {k: d for k, d in found.common.items() if verdict(d.diff, d.half, direction, margin) != at_best}
-    if other:
-        at_common = '; '.join(f'{_interval(d)} at {k}' for k, d in other.items())
-        return f'depends on the rate ({_interval(found.own)} at the best ones; {at_common})'
+    differ = []  # common rates with another verdict
+    for rate, d in found.common.items():
+        if verdict(d.diff, d.half, direction, margin) != at_best:
+            differ.append(f'{_interval(d)} at {rate}')
     if not found.common:
-        return f'depends on the rate ({_interval(found.own)} at the best ones; both learned at no common rate)'
+        differ = ['both learned at no common rate']
+    if differ:
+        return f'depends on the rate ({_interval(found.own)} at the best ones; {"; ".join(differ)})'
     return at_best
 
 # %% ../../nbs/studies/30_verdicts.ipynb #50f03af7
