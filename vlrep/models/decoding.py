@@ -12,6 +12,7 @@ from functools import partial
 import numpy as np
 import torch
 import torch.nn.functional as F
+from fastcore.basics import patch
 from torch import Tensor
 
 from ..core.registry import did_you_mean
@@ -101,6 +102,16 @@ def _best_first(tokens, score, size, done, norm):
     tokens = tokens.gather(1, order[..., None].expand_as(tokens))
     return tokens, value.gather(1, order), size.gather(1, order)
 
+# %% ../../nbs/models/40_decoding.ipynb #39f93bb5
+def _next_words(step, vis, tokens, never, repeat):
+    "Compute log-probabilities (b,beams,v) of the words that may follow `tokens` (b,beams,s)"
+    rows = tokens.flatten(0, 1)
+    scores = step(vis, rows)[:, -1]
+    logp = _allowed(scores, rows, never, repeat)
+    if repeat != 'virtex':
+        logp = logp.log_softmax(-1)
+    return logp.unflatten(0, tokens.shape[:2])
+
 # %% ../../nbs/models/40_decoding.ipynb #0c074d79
 @torch.no_grad()
 def beam(
@@ -130,10 +141,7 @@ def beam(
     if not b:
         return (tokens, score) if every else (tokens[:, 0], score[:, 0])
     while tokens.shape[2] < max_len:
-        flat = tokens.flatten(0, 1)
-        logp = _allowed(step(wide, flat)[:, -1], flat, never, repeat).unflatten(0, tokens.shape[:2])
-        if repeat != 'virtex':
-            logp = logp.log_softmax(-1)
+        logp = _next_words(step, wide, tokens, never, repeat)
         m = beams if tokens.shape[2] == 1 else per_node
         tokens, score, size, done, parent = _grow(
             tokens, score.to(logp), size.to(logp), done, logp, k=beams, m=m, norm=norm, eos=eos, pad=pad
@@ -219,6 +227,25 @@ def _layer(l, x, self_attention, cross_attention):
     x = l.norm2(x + cross_attention(x))
     return l.norm3(x + feed_forward(x))
 
+# %% ../../nbs/models/40_decoding.ipynb #b7d8c9e1
+def _append(memory, k, v, n):
+    "Write keys and values (b,heads,r,d) to the last of the `n` used entries of a memory, which doubles when it is full"
+    start = n - k.shape[2]
+    if memory is None or memory.shape[3] < n:
+        larger = k.new_empty(2, *k.shape[:2], max(n, 2 * start), k.shape[3])
+        if memory is not None:
+            larger[:, :, :, :start] = memory[:, :, :, :start]
+        memory = larger
+    memory[0, :, :, start:n] = k
+    memory[1, :, :, start:n] = v
+    return memory
+
+# %% ../../nbs/models/40_decoding.ipynb #716332a1
+def _embed_word(embed, words, position):
+    "Embed words (r,) that are all at this position, as a `CaptionEmbedding` does: (r,d), 0 for padding"
+    x = embed.layer_norm(embed.words(words) + embed.positions.weight[position])
+    return x * (words != embed.pad)[:, None]
+
 # %% ../../nbs/models/40_decoding.ipynb #490e37f3
 class Cached:
     "A `step` with a KV cache for `greedy`, `beam` and `nucleus`; without dropout, for one search at a time"
@@ -239,41 +266,21 @@ class Cached:
         self.ancestors = torch.ones(len(vis), 1, 0, dtype=torch.bool, device=vis.device)
         cells = [_heads(l.multihead_attn, vis, 1, 3) for l in self.decoder.layers]
         self.cells = [c.contiguous() for c in cells]  # keys and values (2,b,heads,n,d/heads)
-        self.words = [None] * len(cells)  # keys and values of the words of all beams
-
-    def _remember(self, i, k, v):
-        "Append keys and values to the memory of layer `i`, which doubles when it is full; return what it holds"
-        old = self.words[i]
-        n = self.ancestors.shape[2]
-        start = n - k.shape[2]
-        if old is None or old.shape[3] < n:
-            self.words[i] = k.new_empty(2, *k.shape[:2], max(n, 2 * start), k.shape[3])
-            if old is not None:
-                self.words[i][:, :, :, :start] = old[:, :, :, :start]
-        memory = self.words[i][:, :, :, :n]
-        memory[0, :, :, start:] = k
-        memory[1, :, :, start:] = v
-        return memory
+        self.words = [None] * len(cells)  # for each layer, keys and values of the words of all beams
 
     def _self_attention(self, i, x):
         "Let the new words (b,beams,d) attend to their own ancestors"
         m = self.decoder.layers[i].self_attn
         q, k, v = _heads(m, x, 0, 3)
-        keys, values = self._remember(i, k, v)
+        n = self.ancestors.shape[2]
+        self.words[i] = _append(self.words[i], k, v, n)
+        keys, values = self.words[i][:, :, :, :n]
         return _attend(m, q, keys, values, ~self.ancestors[:, None])[0]
 
     def _cross_attention(self, i, x):
         "Let the new words attend to the cells, which the beams of an image share"
         m = self.decoder.layers[i].multihead_attn
         return _attend(m, _heads(m, x, 0, 1)[0], *self.cells[i])[0]
-
-    def keep(
-        self,
-        parent: Tensor,  # For each kept beam, the beam that it continues (b,beams)
-    ) -> None:
-        "Continue these beams; only the table of ancestors changes, keys and values are not moved"
-        rows = parent[..., None].expand(-1, -1, self.ancestors.shape[2])
-        self.ancestors = self.ancestors.gather(1, rows)
 
     @torch.no_grad()
     def __call__(
@@ -291,10 +298,7 @@ class Cached:
                 f'tokens: {tuple(tokens.shape)}, but there are {b} images with {k} beams of {self.seen} words: '
                 'each call must add one word'
             )
-        e = self.embed
-        last = tokens[:, -1]
-        x = e.layer_norm(e.words(last) + e.positions.weight[s - 1])
-        x = x * (last != e.pad)[:, None]
+        x = _embed_word(self.embed, tokens[:, -1], s - 1)
         itself = torch.eye(k, dtype=torch.bool, device=tokens.device).expand(b, k, k)
         self.ancestors = torch.cat([self.ancestors, itself], 2)
         x = x.unflatten(0, (b, k))
@@ -304,6 +308,16 @@ class Cached:
             x = self.decoder.norm(x)
         self.seen = s
         return self.output(x.flatten(0, 1))[:, None]
+
+# %% ../../nbs/models/40_decoding.ipynb #088fe572
+@patch
+def keep(
+    self: Cached,
+    parent: Tensor,  # For each kept beam, the beam that it continues (b,beams)
+) -> None:
+    "Continue these beams; only the table of ancestors changes, keys and values are not moved"
+    rows = parent[..., None].expand(-1, -1, self.ancestors.shape[2])
+    self.ancestors = self.ancestors.gather(1, rows)
 
 # %% ../../nbs/models/40_decoding.ipynb #b40edec2
 def decode(
