@@ -51,34 +51,50 @@ _unit = 2**18
 _far = 16
 
 
+def _rows(low, high, h):
+    "List the rows that lines from `low` to `high`, int64 (k,2) with y growing, meet: line and row"
+    first = (low[:, 1] // _unit).clamp(0, h - 1)
+    last = (high[:, 1] // _unit).clamp(0, h - 1)
+    in_view = (high[:, 1] >= 0) & (low[:, 1] <= h * _unit)
+    who, k = _expand((last - first + 1) * in_view)
+    return who, first[who] + k
+
+# %% ../../nbs/data/45_traces.ipynb #168701f3
+def _crossings(low, high, row):
+    "Return x where each line enters and leaves its row, both times the line's height, and the height"
+    x0, y0 = low.unbind(1)
+    x1, y1 = high.unbind(1)
+    dx = x1 - x0
+    height = (y1 - y0).clamp(min=1)
+    until_enter = (row * _unit - y0).clamp(min=0)
+    until_leave = torch.minimum(y1, (row + 1) * _unit) - y0
+    enter = x0 * height + until_enter * dx
+    leave = torch.where(y0 == y1, x1, x0 * height + until_leave * dx)
+    return enter, leave, height
+
+# %% ../../nbs/data/45_traces.ipynb #9a225f68
+def _columns(enter, leave, cell, leaves, w):
+    "Return the first and the last column that lines meet in a row; `cell`: width of a cell in units of `enter`"
+    left = torch.minimum(enter, leave)
+    right = torch.maximum(enter, leave)
+    on_border = (left == w * cell) & ((leave >= enter) | ~leaves)  # the last column includes its border
+    before_corner = leaves & (leave > enter)  # the point where the line leaves belongs to the next row
+    first = left // cell - on_border.long()
+    last = (right - before_corner.long()) // cell
+    return first.clamp(min=0), last.clamp(max=w - 1)
+
+# %% ../../nbs/data/45_traces.ipynb #f0dd3998
 def _runs(p, q, h, w):
     "Find the line, row, first and last column of the cells that lines p-q, int64 (k,2) in 1/_unit of a cell, meet"
     up = (p[:, 1] <= q[:, 1])[:, None]
     low = torch.where(up, p, q)
     high = torch.where(up, q, p)
-    # one entry for each row that a line crosses
-    j0 = (low[:, 1] // _unit).clamp(0, h - 1)
-    j1 = (high[:, 1] // _unit).clamp(0, h - 1)
-    in_view = (high[:, 1] >= 0) & (low[:, 1] <= h * _unit)
-    who, j = _expand((j1 - j0 + 1) * in_view)
-    j = j + j0[who]
-    x0, y0 = low[who].unbind(1)
-    x1, y1 = high[who].unbind(1)
-    dx = x1 - x0
-    dy = y1 - y0
-    leaves = (y1 >= (j + 1) * _unit) & (j < h - 1)  # the point where it leaves belongs to the next row
-    flat = dy == 0
-    dy = dy.clamp(min=1)
-    cell = dy * _unit
-    a = x0 * dy + (j * _unit - y0).clamp(min=0) * dx  # x where it enters the row, times dy
-    b = torch.where(flat, x1, x0 * dy + (torch.minimum(y1, (j + 1) * _unit) - y0) * dx)
-    lo = torch.minimum(a, b)
-    hi = torch.maximum(a, b)
-    on_border = (lo == w * cell) & ((dx >= 0) | ~leaves)
-    c0 = lo // cell - on_border.long()  # the last column includes its border
-    before_corner = leaves & (dx > 0)
-    c1 = (hi - before_corner.long()) // cell
-    return who, j, c0.clamp(min=0), c1.clamp(max=w - 1)
+    who, row = _rows(low, high, h)
+    low = low[who]
+    high = high[who]
+    enter, leave, height = _crossings(low, high, row)
+    leaves = (high[:, 1] >= (row + 1) * _unit) & (row < h - 1)
+    return who, row, *_columns(enter, leave, height * _unit, leaves, w)
 
 # %% ../../nbs/data/45_traces.ipynb #f7656916
 def _cells(p, q, h, w):

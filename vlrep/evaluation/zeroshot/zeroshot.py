@@ -89,6 +89,23 @@ def zeroshot_hits(
         right['unseen'] += (among_unseen == label[rows]).cpu() / seeds
     return dict(rows=rows, **{k: v.double().numpy() for k, v in right.items()})
 
+# %% ../../../nbs/evaluation/zeroshot/30_zeroshot.ipynb #9c5a7847
+def _mean_of(correct, weight):
+    "Return the weighted mean of `correct` (m,) as a function of how often each image is drawn"
+    product = correct * weight
+    return lambda drawn: (drawn @ product) / np.maximum(drawn @ weight, 1e-12)
+
+# %% ../../../nbs/evaluation/zeroshot/30_zeroshot.ipynb #42db4b76
+def _harmonic_mean(one, two):
+    "Return the harmonic mean of two scores, given as functions"
+
+    def score(drawn):
+        a = one(drawn)
+        b = two(drawn)
+        return 2 * a * b / np.maximum(a + b, 1e-12)
+
+    return score
+
 # %% ../../../nbs/evaluation/zeroshot/30_zeroshot.ipynb #0607e32f
 def zeroshot_rows(
     hits: dict,  # From `zeroshot_hits`
@@ -102,33 +119,21 @@ def zeroshot_rows(
     "Score all test images, unseen classes among all and among the unseen, seen classes, and their harmonic mean"
     label = bench.label[hits['rows']]
     new = bench.unseen[label]
-    k = bench.unseen.sum()
     each = 1 / np.bincount(label)[label] if average == 'classes' else np.ones(len(label))
-
-    def mean(h, mask):
-        v = each * mask
-        return lambda w: (w @ (h * v)) / np.maximum(w @ v, 1e-12)
-
-    unseen = mean(hits['all'], new)
-    alone = mean(hits['unseen'], new)
-    seen = mean(hits['all'], ~new)
-
-    def both(w):
-        a = unseen(w)
-        b = seen(w)
-        return 2 * a * b / np.maximum(a + b, 1e-12)
-
+    unseen = _mean_of(hits['all'], each * new)
+    seen = _mean_of(hits['all'], each * ~new)
     all_of = 1 / len(bench.classes)
-    scores = {
-        'seen and unseen, of all': (mean(hits['all'], np.ones(len(new))), len(new), all_of),
-        'unseen, of all': (unseen, new.sum(), all_of),
-        'unseen, of unseen': (alone, new.sum(), 1 / k),
-        'seen, of all': (seen, (~new).sum(), all_of),
-        'harmonic mean': (both, len(new), all_of),
-    }
+    unseen_of = 1 / bench.unseen.sum()
+    scores = [
+        ('seen and unseen, of all', _mean_of(hits['all'], each), len(new), all_of),
+        ('unseen, of all', unseen, new.sum(), all_of),
+        ('unseen, of unseen', _mean_of(hits['unseen'], each * new), new.sum(), unseen_of),
+        ('seen, of all', seen, (~new).sum(), all_of),
+        ('harmonic mean', _harmonic_mean(unseen, seen), len(new), all_of),
+    ]
     return [
         statistic_row(question, 'top-1', who, int(n), chance, stat=stat, scenes=len(label), seed=seed, keep=keep)
-        for question, (stat, n, chance) in scores.items()
+        for question, stat, n, chance in scores
     ]
 
 # %% ../../../nbs/evaluation/zeroshot/30_zeroshot.ipynb #358d845b
@@ -148,7 +153,7 @@ def _open_benchmark(context, benchmark):
         raise ValueError(f'--root is missing: for --benchmark {benchmark} the folder {folder}')
     return read(root, 2 * size, context.max_corrupt)
 
-
+# %% ../../../nbs/evaluation/zeroshot/30_zeroshot.ipynb #83f5f48d
 def _compare(nets, bench, size, seed, **kw):
     "Make the rows of several backbones"
     out = []

@@ -41,14 +41,19 @@ class TfmLayer(nn.Module):
         at: Tensor = None,  # Compute only this position (b,); None: all positions
     ) -> tuple:  # States (b,n,d), or (b,1,d); attention (b,heads,n or 1,n)
         "Return the states after the layer, and its attention"
+        # 1. the positions that ask
         asks = x if at is None else x[torch.arange(len(x), device=x.device), at][:, None]
+        # 2. queries, keys and values (b,heads,n,size)
         q = self._split(self.query(asks))
         k = self._split(self.key(x))
         v = self._split(self.value(x))
+        # 3. attention
         s = q @ k.transpose(2, 3) / self.size**0.5
         p = s.masked_fill(~real[:, None, None], -torch.inf).softmax(3)
+        # 4. the mean of the values, added to the states
         mixed = (p @ v).transpose(1, 2).flatten(2)
         y = self.norm1(asks + self.drop(self.out(mixed)))
+        # 5. each position alone
         return self.norm2(y + self.drop(self.feed(y))), p
 
     def _split(self, x):
