@@ -48,7 +48,7 @@ from vlrep.experiments.spec import (
     FinetuneSpec,
     Runtime,
     check_damage,
-    check_out,
+    check_new_run,
     config_lines,
     finetune_spec,
     recorded_runtime,
@@ -331,7 +331,7 @@ def _pretrain(argv):
     checks = [w for w in ('dry-run', 'overfit') if a[w.replace('-', '_')]]
     if checks and _values(a, ('out', 'save_every', 'tracker', 'timeout')):
         raise ValueError(f'--{checks[0]}: keeps nothing, leave --out, --save-every, --tracker and --timeout out')
-    check_out(a['out'])
+    check_new_run(a['out'])
     runtime = Runtime(**_runtime_values(a))
     spec = run_spec(method, a['changes'], data, name=a['recipe'], tiny=a['tiny'], **_spec_values(a))
     if a['print_config']:
@@ -957,7 +957,7 @@ def _finetune_options(argv):
 def _finetune(argv):
     "Fine-tune a finished run on a task"
     a = _finetune_options(argv)
-    check_out(a['out'])
+    check_new_run(a['out'])
     runtime = Runtime(**_runtime_values(a))
     more = _spec_values(a) | _values(a, ('which', 'region_files', 'plan'))
     spec = finetune_spec(a['run'], a['task'], a['changes'], a['data'], labels_file=a['labels'], **more)

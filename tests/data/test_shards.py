@@ -17,7 +17,7 @@ from tools import both_spellings, refused, sets
 import vlrep.data.shards as shards
 from vlrep.cli import main
 from vlrep.data.fingerprint import fingerprint
-from vlrep.data.loader import StatefulLoader, TooManyDamaged, loaders
+from vlrep.data.loader import StatefulLoader, TooManyCorrupt, loaders
 from vlrep.data.shards import shard_samples, write_shard, write_shards
 from vlrep.data.tokenizer import Tokenizer
 from vlrep.data.transforms import EvalTransform
@@ -249,7 +249,7 @@ def test_damaged_samples_are_named_and_counted(at, tmp_path):
     at_ = data.index.where(15)[1]
     assert '2 of 60 images could not be read' in ld.corrupt_report()
     assert f'000001.tar, sample {data.ids[15]} at byte {at_:,}: damaged or not an image' in ld.corrupt_report()
-    with pytest.raises(TooManyDamaged, match='000001.tar, sample'):
+    with pytest.raises(TooManyCorrupt, match='000001.tar, sample'):
         list(StatefulLoader(data, 16, max_corrupt=1))
 
 
@@ -258,7 +258,7 @@ def test_a_shard_that_changes_during_a_run_is_an_error(at, tmp_path):
     root = changed(at, tmp_path / 'changing', lambda p: None)
     ld = StatefulLoader(read_webdataset(root, 24), 16)
     (root.parent / '000001.tar').unlink()
-    with pytest.raises(TooManyDamaged, match='000001.tar: the shard cannot be opened'):
+    with pytest.raises(TooManyCorrupt, match='000001.tar: the shard cannot be opened'):
         list(ld)
     write_shard(root.parent / '000001.tar', [])
     with pytest.raises(ValueError, match='000001.tar: the shard was changed or cut off'):

@@ -19,7 +19,7 @@ from ..core.seeding import torch_rng
 from ..core.weights import weights_sha256
 from ..evaluation.transfer import table_markdown
 from .comparisons import changes_of
-from .load_run import open_run, trusted_run
+from .load_run import open_checked_run, open_run
 from ..methods.base import METHODS
 from ..models.export import relative_difference
 from ..reports.run_report import other_tables
@@ -116,7 +116,7 @@ def export_folder(
 
     A `ValueError` if it cannot be opened again without the run
     """
-    run = trusted_run(run, plugins)
+    run = open_checked_run(run, plugins)
     model = open_run(run.path, which)
     folder = Path(folder)
     check_new_folder(folder)

@@ -36,8 +36,8 @@ from ..evaluation.finetune.training import TaskCollator, finetune_learner, fit_t
 from ..evaluation.transfer import table_text
 from .config import recipe_dict, recipe_from_dict
 from .job import Job, resumed_line
-from .load_run import method_of, recipe_of, run_model, trusted_run
-from .spec import FinetuneSpec, Runtime, check_out, recorded_spec
+from .load_run import method_of, open_checked_run, recipe_of, run_model
+from .spec import FinetuneSpec, Runtime, check_new_run, recorded_spec
 from ..methods.base import METHODS
 from ..models.pretrained import Pretrained
 from ..models.region_cache import CachedReader
@@ -598,9 +598,9 @@ def finetune(
     log: Callable = print,  # Called with progress messages
 ) -> Path:  # Folder of the new run
     "Fine-tune a run's model on a task, whole or only its new head, and evaluate it"
-    check_out(out)
+    check_new_run(out)
     with Job.begin(spec, runtime, log) as job:
-        source = trusted_run(spec.run)
+        source = open_checked_run(spec.run)
         if 'finetune' in source.info:
             raise ValueError(
                 f'{source.path}: is fine-tuned already; resume it: vlrep resume {source.path}, or start from the '
@@ -615,7 +615,7 @@ def resume_finetuning(
     recorded: FinetuneSpec,  # Specification at the start of the run
 ) -> Path:  # Folder of the run
     "Resume a fine-tuning run; without a checkpoint it starts again in its folder"
-    run = trusted_run(run)
+    run = open_checked_run(run)
     for name in ('which', 'labels_file', 'region_files'):
         now, then = (getattr(s, name) for s in (job.spec, recorded))
         if now != then:
@@ -625,7 +625,7 @@ def resume_finetuning(
         return _finetune(job, run, old=run)
     job.log('no checkpoint: starting from the beginning')
     job.resumed = False
-    source = trusted_run(job.spec.run)
+    source = open_checked_run(job.spec.run)
     job.dist.barrier()
     if job.dist.is_main:
         with Run.reopen(run.path) as old:

@@ -21,7 +21,7 @@ from ..core.device import choose_device
 from ..core.files import FilePath, file_sha256
 from ..core.progress import Stages, commit, keep_memory, versions
 from ..core.registry import plugin_files
-from ..data.loader import TooManyDamaged, check_share
+from ..data.loader import TooManyCorrupt, check_share
 from ..data.photo_cache import photo_cache
 from .sanity_checks import busy_hint
 from .spec import FinetuneSpec, RunSpec, Runtime, _full_path
@@ -71,8 +71,8 @@ def remove_if_empty(
     "Remove the run if the body fails before the first checkpoint, so that the same folder can be used again"
     try:
         yield
-    except TooManyDamaged as e:  # the run is kept, to continue with a different limit
-        raise TooManyDamaged(f'{e}; to continue all the same: vlrep resume {run.path} --max-corrupt NUMBER') from None
+    except TooManyCorrupt as e:  # the run is kept, to continue with a different limit
+        raise TooManyCorrupt(f'{e}; to continue all the same: vlrep resume {run.path} --max-corrupt NUMBER') from None
     except BaseException as e:
         begun = bool(run.saved()) or (run / 'best').is_dir()
         if fresh and not begun:

@@ -28,13 +28,13 @@ from .config import recipe_dict, recorded_recipe
 from .evaluate_trained import measure
 from .initial_weights import has_backbone, with_backbone
 from .job import Job, resumed_line
-from .load_run import tokenizer_of, trusted_run
+from .load_run import open_checked_run, tokenizer_of
 from .sanity_checks import dry_run, overfit
 from vlrep.experiments.spec import (
     FinetuneSpec,
     RunSpec,
     Runtime,
-    check_out,
+    check_new_run,
     recorded_runtime,
     recorded_spec,
 )
@@ -351,7 +351,7 @@ def pretrain(
     log: Callable = print,  # Called with progress messages
 ) -> Path:  # The run's folder, with report.html
     "Pretrain on captions, then evaluate the features; `TrainingInterrupted` if a signal ends it early"
-    check_out(out)
+    check_new_run(out)
     with Job.begin(spec, runtime, log) as job:
         return _pretrain(job, out)
 
@@ -379,7 +379,7 @@ def resume_run(
     with Job.begin(spec, runtime or recorded_runtime(run), log, resumed=True) as job:
         if isinstance(recorded, FinetuneSpec):
             return resolve('vlrep.experiments.finetune:resume_finetuning')(job, run, recorded)
-        return _pretrain(job, old=trusted_run(run), at=at, inexact=inexact)
+        return _pretrain(job, old=open_checked_run(run), at=at, inexact=inexact)
 
 # %% ../../nbs/experiments/65_pretrain.ipynb #2cd37108
 def run_checks(

@@ -18,7 +18,7 @@ from ..core.files import FilePath, brief
 from ..core.progress import progress
 from ..core.registry import load_plugin
 from ..data.image_files import find_photos, some_of
-from ..data.loader import TooManyDamaged
+from ..data.loader import TooManyCorrupt
 from ..data.published_regions import convert_regions
 from ..data.records import CorruptImage, open_image
 from ..data.region_store import RegionStore, RegionWriter
@@ -44,7 +44,7 @@ def write_regions(
 ) -> RegionStore:
     """Store the regions of every photo below a folder; unreadable photos are left out, counted and named
 
-    Too many of them raise `TooManyDamaged`; once they are restored, the same call continues
+    Too many of them raise `TooManyCorrupt`; once they are restored, the same call continues
     """
     photos = find_photos(folder)
     out = Path(out)
@@ -64,7 +64,7 @@ def write_regions(
                     w.leave_out(name, str(e).removeprefix(f'{folder}/'))
                 bad.append(w.left_out[name])
                 if len(bad) > limit:
-                    raise TooManyDamaged(
+                    raise TooManyCorrupt(
                         f'{folder}: {len(bad)} of {len(photos)} photos cannot be read, at most {limit} may be so '
                         f'({some_of(bad)}); restore or remove them, or allow more: --max-corrupt NUMBER'
                     ) from None

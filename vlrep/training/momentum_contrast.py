@@ -15,7 +15,7 @@ from .learner import BaseCallback
 class MomentumEncoderUpdate(BaseCallback):
     "Call the model's `momentum_update` after each step that was made"
 
-    name = 'ema_update'
+    name = 'momentum_update'
     order = 16
     run_valid = False
 
