@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['LocTexModel', 'loctex_loss', 'loctex_build_inputs', 'loctex_build', 'loctex_groups', 'loctex_capabilities',
-           'loctex_learner', 'loctex_counts']
+           'loctex_counts', 'loctex_learner']
 
 # %% ../../../nbs/methods/loctex/40_method.ipynb #d4e3ff59
 from collections.abc import Callable
@@ -266,15 +266,6 @@ def loctex_capabilities(model: LocTexModel) -> dict:
     embeds = dict(embed_image=model.embed_image, embed_text=model.embed_text) if hasattr(model, 'image_proj') else {}
     return dict(backbone=model.visual, attend=model.attend, **embeds)
 
-# %% ../../../nbs/methods/loctex/40_method.ipynb #52359835
-def loctex_learner(
-    recipe: LocTexRecipe,  # All hyperparameters
-    dls: 'DataLoaders',  # From `loaders`, with `collate=NarrativeCollator(tokenizer, ...)`
-    **kw,  # As for `make_learner`: visual, seed, precision, cbs
-) -> 'BatchLearner':  # A fastai Learner; train it with `fit_steps(recipe.steps)`
-    "Make a learner that trains a backbone with localized narratives"
-    return make_learner(METHODS['loctex'], recipe, dls, **kw)
-
 # %% ../../../nbs/methods/loctex/40_method.ipynb #ed072ade
 @torch.no_grad()
 def _grid_sizes(model, images):
@@ -310,3 +301,12 @@ def loctex_counts(
         return out | {f'localise{k}': m.flatten(1).any(1).sum() for k, m in enumerate(masks)}
 
     return counts
+
+# %% ../../../nbs/methods/loctex/40_method.ipynb #52359835
+def loctex_learner(
+    recipe: LocTexRecipe,  # All hyperparameters
+    dls: 'DataLoaders',  # From `loaders`, with `collate=NarrativeCollator(tokenizer, ...)`
+    **kw,  # As for `make_learner`: visual, seed, precision, cbs
+) -> 'BatchLearner':  # A fastai Learner; train it with `fit_steps(recipe.steps)`
+    "Make a learner that trains a backbone with localized narratives"
+    return make_learner(METHODS['loctex'], recipe, dls, **kw)
